@@ -8,8 +8,8 @@ import (
 )
 
 // Follow lets a test say what a Ledger is about.
-func (l *Ledger) Follow(provider string, q llm.Quota, line *shaper.Shaper, labels int) {
-	l.follow(subject{provider: provider, quota: q, minute: 1e6, line: line, labels: labels})
+func (l *Ledger) Follow(provider string, q llm.Quota, line *shaper.Shaper) {
+	l.follow(subject{provider: provider, quota: q, minute: 1e6, line: func() *shaper.Shaper { return line }})
 }
 
 // Enter lets a test enter a call that has left now and ended.
@@ -20,3 +20,6 @@ func (l *Ledger) Enter(team string, waited time.Duration, counted llm.Usage) {
 
 // Refuse lets a test enter a refusal.
 func (l *Ledger) Refuse(team string) { l.refused(team, time.Now()) }
+
+// Label lets a test say how many teams have a label.
+func (l *Ledger) Label(teams int) { l.follow(subject{labels: teams}) }

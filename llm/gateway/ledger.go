@@ -35,7 +35,7 @@ type subject struct {
 	provider string
 	quota    llm.Quota
 	minute   float64 // cost units of a minute's quota
-	line     *shaper.Shaper
+	line     func() *shaper.Shaper
 	weight   func(team string) int
 	labels   int // how many teams have a label of their own
 }
@@ -97,10 +97,11 @@ func (l *Ledger) Status(now time.Time, teams int) Status {
 	}
 	s.Others.LongestWait = l.longestOfOthersLocked(now, s.Teams)
 	if of.line != nil {
-		st := of.line.Stats()
+		line := of.line()
+		st := line.Stats()
 		s.Others.Waiting, s.Forfeited, s.Hint = st.Waiting, st.Forfeited, hint(st)
 		s.Level, s.Reserved, s.Capacity = st.Level/of.minute, float64(st.Reserved)/of.minute, float64(st.Limits.Burst)/of.minute
-		setWaiting(s.Teams, of.line)
+		setWaiting(s.Teams, line)
 	}
 	for _, t := range s.Teams {
 		s.Others.Minute.take(t.Minute)

@@ -57,7 +57,7 @@ func TestALedgerTellsTheStateOfTheLine(t *testing.T) {
 		s, err := shaper.New(limits, shaper.WithFairQueue(nil))
 		require.NoError(t, err)
 		l := gateway.NewLedger()
-		l.Follow("openai", q, s, 0)
+		l.Follow("openai", q, s)
 		settle, err := s.For("gold").Reserve(t.Context(), q.Cost(llm.Usage{Input: 400}))
 		require.NoError(t, err)
 		for _, team := range []string{"gold", "gold", "batch"} {
@@ -106,7 +106,7 @@ func TestTotalsHaveTheLabelsOfTheTeamsThatCameFirst(t *testing.T) {
 	l := gateway.NewLedger()
 	l.Enter("early", 0, llm.Usage{Input: 1})
 	require.Equal(t, []gateway.Total{{Taken: took(1, 1, 1, 0)}}, l.Totals(), "no team has a label")
-	l.Follow("openai", llm.Quota{}, nil, 2)
+	l.Label(2)
 	for _, team := range []string{"b", "a", "c", "other", "", "b"} {
 		l.Enter(team, 0, llm.Usage{Output: 10})
 		l.Refuse(team)

@@ -1,0 +1,262 @@
+package gateway
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.com/leakybucket/llm"
+)
+
+const (
+	refusalKept     = 64 << 10        // bytes of a refusal; a longer one is passed on as it comes
+	refusalPatience = 5 * time.Second // for the body of a refusal; then it is cut off
+	longestPause    = time.Minute     // that a refusal may ask for
+	usualPause      = time.Second     // if a 429 does not say
+
+	statusOverloaded = 529 // Anthropic's and others' for an overload; net/http has no name for it
+)
+
+// An answer is the ResponseWriter of one attempt of a call. What is no refusal passes at once.
+type answer struct {
+	http.ResponseWriter
+	call *call
+
+	status   int
+	meter    *llm.Meter    // nil: nothing has been passed on
+	captured *bytes.Buffer // the body of a refusal; nil: it is passed on
+	pause    time.Duration // for which the refusal asks
+
+	length, written int64 // of the body; a length below 0 is unknown
+	isBroken        bool  // it could not be written
+
+	cutOff  func()
+	wasLong atomic.Bool // the refusal was cut off
+	timer   *time.Timer
+}
+
+// attempt passes the call to the provider.
+func (c *call) attempt(w http.ResponseWriter, r *http.Request, next http.Handler) (a *answer) {
+	outer := r.Context()
+	ctx, cancel := context.WithCancel(outer)
+	a = &answer{ResponseWriter: w, call: c, length: -1, cutOff: cancel}
+	*r = *r.WithContext(ctx)
+	returned := false
+	defer func() {
+		cancel()
+		*r = *r.WithContext(outer)
+		if a.timer != nil {
+			a.timer.Stop()
+		}
+		if !returned && a.wasLong.Load() {
+			if p := recover(); p != nil && p != http.ErrAbortHandler {
+				panic(p)
+			}
+			returned = true
+		}
+		a.end(returned)
+	}()
+	next.ServeHTTP(a, r)
+	returned = true
+	return a
+}
+
+// WriteHeader passes a status on, unless it may be a refusal after which the call is sent again.
+func (a *answer) WriteHeader(status int) {
+	switch {
+	case a.status != 0 || status < 200 && status != http.StatusSwitchingProtocols:
+		a.ResponseWriter.WriteHeader(status)
+		return
+	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable, status == statusOverloaded:
+		a.captured = new(bytes.Buffer)
+		a.timer = time.AfterFunc(refusalPatience, func() {
+			a.wasLong.Store(true)
+			a.cutOff()
+		})
+	}
+	a.status = status
+	c, h := a.call, a.Header()
+	if n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64); err == nil {
+		a.length = n
+	}
+	if left := c.g.dialect.provider.Left; left != nil {
+		if n, ok := c.g.config.Quota.Scarcest(left(h)); ok {
+			c.line.AtMost(c.g.scaled(n, math.Floor))
+		}
+	}
+	if a.captured == nil {
+		a.begin()
+	}
+}
+
+// begin passes the header on.
+func (a *answer) begin() {
+	c, h := a.call, a.Header()
+	a.meter = llm.NewMeter(c.g.dialect.provider, a.status, h)
+	c.g.setLeft(h)
+	c.setTiming(h)
+	c.status = a.status
+	a.ResponseWriter.WriteHeader(a.status)
+}
+
+func (a *answer) Write(p []byte) (n int, err error) {
+	if a.status == 0 {
+		a.WriteHeader(http.StatusOK)
+	}
+	if a.captured != nil {
+		if a.captured.Len()+len(p) <= refusalKept {
+			return a.captured.Write(p)
+		}
+		a.readRefusal()
+		a.timer.Stop()
+		a.passOn()
+	}
+	n, err = a.ResponseWriter.Write(p)
+	a.written += int64(n)
+	a.isBroken = a.isBroken || err != nil
+	_, _ = a.meter.Write(p[:n]) // It never fails.
+	return n, err
+}
+
+// passOn passes on what was captured.
+func (a *answer) passOn() {
+	if a.captured == nil {
+		return
+	}
+	captured := a.captured
+	a.captured = nil
+	if a.wasLong.Load() {
+		a.Header().Del("Content-Length") // Not all of it has come.
+	}
+	a.begin()
+	_, _ = a.ResponseWriter.Write(captured.Bytes()) // An error means that the caller has gone.
+	a.written += int64(captured.Len())
+}
+
+// FlushError is for [http.ResponseController].
+func (a *answer) FlushError() error {
+	if a.captured != nil {
+		return nil
+	}
+	if a.status == 0 {
+		a.WriteHeader(http.StatusOK)
+	}
+	return http.NewResponseController(a.ResponseWriter).Flush()
+}
+
+// Flush implements [http.Flusher].
+func (a *answer) Flush() { _ = a.FlushError() }
+
+// Hijack implements [http.Hijacker], where the connection allows it.
+func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, both, err := http.NewResponseController(a.ResponseWriter).Hijack()
+	if err == nil && a.status == 0 { // What else is said, the gateway does not see.
+		a.status = http.StatusSwitchingProtocols
+		a.call.status = a.status
+	}
+	return conn, both, err
+}
+
+// Unwrap is for [http.ResponseController].
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+// readRefusal holds the line for as long as a refusal asks.
+func (a *answer) readRefusal() {
+	c := a.call
+	if holdFor := c.g.dialect.provider.HoldFor; holdFor != nil {
+		a.pause = holdFor(&http.Response{StatusCode: a.status, Header: a.Header(), Body: io.NopCloser(bytes.NewReader(a.captured.Bytes()))})
+	}
+	if a.status == http.StatusTooManyRequests {
+		c.g.config.Ledger.providerRefused()
+		c.g.faults.note("the provider has refused a call with 429", a.status)
+		if a.pause <= 0 {
+			a.pause = usualPause
+		}
+	}
+	if a.pause = min(a.pause, longestPause); a.pause > 0 {
+		c.line.Hold(a.pause)
+	}
+}
+
+// end settles. The hold comes before it, because to settle lets others leave.
+func (a *answer) end(returned bool) {
+	c := a.call
+	if a.captured != nil {
+		a.readRefusal()
+	}
+	if a.status == http.StatusTooManyRequests {
+		c.settle(0)
+		return
+	}
+	cost := -1
+	if a.meter != nil {
+		isWhole := returned && !a.isBroken && (a.length < 0 || a.written == a.length)
+		a.meter.End(isWhole)
+		if u, ok := a.meter.Usage(); ok {
+			c.reported = &u
+		} else if a.status >= 200 && a.status < 300 {
+			c.g.faults.note(reasonOf(isWhole), a.status)
+		}
+		cost = c.g.scaled(a.meter.Cost(c.g.config.Quota), math.Ceil)
+	} else if a.status == 0 {
+		c.g.faults.note("no answer has come, and the estimate stands", 0)
+	}
+	c.g.config.Ledger.ended(c.team, c.g.takenFor(c.estimate, a.meter), time.Now())
+	c.settle(cost)
+}
+
+// reasonOf says why no usage is known.
+func reasonOf(isWhole bool) string {
+	if isWhole {
+		return "an answer has reported no usage, and the estimate stands"
+	}
+	return "an answer has broken off, or its caller has gone, and the estimate stands"
+}
+
+// A faultLog logs what is wrong with answers, for each reason at most a line a second, which counts those before it that
+// have got none.
+type faultLog struct {
+	log *slog.Logger
+
+	mu   sync.Mutex
+	last map[string]*faults
+}
+
+type faults struct {
+	logged time.Time
+	count  int
+}
+
+func (l *faultLog) note(reason string, status int) {
+	if l.log == nil {
+		return
+	}
+	l.mu.Lock()
+	if l.last == nil {
+		l.last = map[string]*faults{}
+	}
+	f := l.last[reason]
+	if f == nil {
+		f = new(faults)
+		l.last[reason] = f
+	}
+	f.count++
+	now, count := time.Now(), f.count
+	due := f.logged.IsZero() || now.Sub(f.logged) >= time.Second
+	if due {
+		f.logged, f.count = now, 0
+	}
+	l.mu.Unlock()
+	if due { // The log may be slow, so it is not written within the lock.
+		l.log.Warn(reason, "status", status, "calls", count)
+	}
+}

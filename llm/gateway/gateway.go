@@ -1,0 +1,298 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math"
+	"net/http"
+	"strings"
+	"time"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/shaper"
+)
+
+// A Config is what a [Gateway] needs to know.
+type Config struct {
+	Provider string    // one of Providers
+	Quota    llm.Quota // of a minute
+
+	// Line returns the line in which calls wait, with fair queueing ([shaper.WithFairQueue]) and the limits of [Limits].
+	// It is asked for each call. A call settles in the line that it has left.
+	Line func() *shaper.Shaper
+
+	// Scale is how many cost units of the line are a millionth of a minute's quota; 0 means 1. If the quota of a line
+	// changes while calls wait whose costs were those of the quota before, a changed Scale re-times them too. The
+	// function [Scale] returns it.
+	Scale float64
+
+	// Team returns the team of a call, which is its key in the line; nil: all calls have one. A call for which ok is
+	// false is answered with status 401.
+	Team func(*http.Request) (team string, ok bool)
+
+	Weight func(team string) int // the share of a team, which the Ledger tells; nil: 1 for all
+	Labels int                   // how many teams have a label of their own in Ledger.Totals
+	Ledger *Ledger               // nil: the Gateway makes one
+	Log    *slog.Logger          // for what is wrong with answers; nil: nothing is logged
+
+	// Record is called when a call has ended, with the request as it came; nil: nobody is told.
+	Record func(*http.Request, Record)
+
+	// Refuse answers a call that was not admitted, and may call [Gateway.WriteError]. nil: WriteError answers.
+	Refuse func(http.ResponseWriter, *http.Request, error)
+}
+
+// A Gateway lets calls wait within the quota of their provider, for what they really cost.
+//
+// A caller is answered as if it had been alone: the answer passes byte for byte and is flushed as it comes, upgrades
+// pass, and Server-Timing says how long the call has waited. The provider's fields about its limits are replaced by
+// fields about the gateway's bucket. A caller that leaves while its call waits frees the place. What [shaper.Middleware] says of
+// connections and timeouts holds.
+//
+// When the provider answers 429, all calls wait for as long as it asks, or a second if it does not say. The call
+// itself is sent once more, at the head of its team's line, if its body was at most 1 MiB. The second answer is passed on
+// whatever it is. So is an answer with 503 or 529, unless it says when to come back.
+//
+// Nothing is free. If an answer reports no usage, breaks off or does not come, the estimate stands. The log says so, for each
+// reason in one line a second at most.
+type Gateway struct {
+	config  Config
+	dialect dialect
+	faults  faultLog
+}
+
+// New returns a Gateway, or says what is wrong with a Config.
+func New(c Config) (*Gateway, error) {
+	d, ok := dialects[c.Provider]
+	if !ok {
+		return nil, fmt.Errorf("gateway: the provider %q is unknown, must be one of %s", c.Provider, strings.Join(Providers(), ", "))
+	}
+	if _, err := c.Quota.Limits(0, 0); err != nil {
+		return nil, err
+	}
+	if c.Line == nil {
+		return nil, errors.New("gateway: Config.Line is nil")
+	}
+	if c.Scale == 0 {
+		c.Scale = 1
+	}
+	if c.Ledger == nil {
+		c.Ledger = NewLedger()
+	}
+	g := &Gateway{config: c, dialect: d, faults: faultLog{log: c.Log}}
+	if c.Refuse == nil {
+		g.config.Refuse = g.WriteError
+	}
+	return g, nil
+}
+
+// Begin lets the Ledger tell of this Gateway. It is not part of New, so that a configuration that fails changes nothing.
+func (g *Gateway) Begin() {
+	c := g.config
+	c.Ledger.follow(subject{c.Provider, c.Quota, g.minute(), c.Line, c.Weight, c.Labels})
+}
+
+// Ledger returns the Ledger in which the Gateway counts.
+func (g *Gateway) Ledger() *Ledger { return g.config.Ledger }
+
+// minute returns how many cost units a minute's quota has.
+func (g *Gateway) minute() float64 { return 1e6 * g.config.Scale }
+
+// cost returns what a call costs in the line.
+func (g *Gateway) cost(u llm.Usage) int { return g.scaled(g.config.Quota.Cost(u), math.Ceil) }
+
+// scaled returns a number of millionths in cost units. A negative one stays as it is.
+func (g *Gateway) scaled(n int, round func(float64) float64) int {
+	if n < 0 {
+		return n
+	}
+	return int(round(min(float64(n)*g.config.Scale, math.MaxInt32)))
+}
+
+// Wrap returns the gateway in front of a handler that passes calls to the provider, such as a reverse proxy. The handler
+// must be ready to serve a request a second time; it is restored to what it was.
+func (g *Gateway) Wrap(next http.Handler) http.Handler {
+	line := shaper.Middleware(limiter{}, shaper.WithCost(func(r *http.Request) int { return callOf(r.Context()).cost }), shaper.WithErrorHandler(g.config.Refuse))(
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { callOf(r.Context()).serve(w, r, next) }))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := &call{g: g, arrived: time.Now()}
+		outer := r.Context()
+		// Handlers around this one may look at the request that they have made, as Caddy's do.
+		*r = *r.WithContext(context.WithValue(outer, callKey{}, c))
+		defer func() {
+			*r = *r.WithContext(outer)
+			c.end(r)
+		}()
+		if err := c.read(r); err != nil {
+			g.config.Refuse(w, r, err)
+			return
+		}
+		line.ServeHTTP(w, r)
+	})
+}
+
+// A call is one call on its way. It belongs to the goroutine of its request.
+type call struct {
+	g        *Gateway
+	arrived  time.Time
+	team     string
+	model    string
+	estimate llm.Usage
+	cost     int
+	body     []byte // to be sent again, if isWhole
+	isWhole  bool
+
+	line    *shaper.Shaper
+	waited  time.Duration
+	left    time.Time // when it left the line for the last time
+	settle  func(actual int)
+	isSent  bool // to the provider
+	retried bool
+
+	status   int
+	reported *llm.Usage
+}
+
+type callKey struct{}
+
+func callOf(ctx context.Context) *call { return ctx.Value(callKey{}).(*call) }
+
+// read finds out whose call it is, and what it may take.
+func (c *call) read(r *http.Request) error {
+	if c.g.config.Team != nil {
+		team, ok := c.g.config.Team(r)
+		if !ok {
+			return errNoToken
+		}
+		c.team = team
+	}
+	p := c.g.dialect.provider
+	head, whole, err := llm.Peek(r)
+	if err == nil && p.Estimate != nil {
+		c.estimate, err = p.Estimate(r)
+	}
+	if err != nil {
+		if r.Context().Err() != nil {
+			err = r.Context().Err()
+		}
+		return fmt.Errorf("%w: %w", errBody, err)
+	}
+	if c.cost, c.isWhole = c.g.cost(c.g.counted(c.estimate)), whole; whole {
+		c.body = head
+	}
+	if c.g.config.Record != nil {
+		c.model = modelOf(r, c.body)
+	}
+	onlyGzip(r.Header)
+	return nil
+}
+
+// onlyGzip keeps the provider from an encoding in which no usage can be read.
+func onlyGzip(h http.Header) {
+	accepted := strings.Join(h.Values("Accept-Encoding"), ",")
+	switch {
+	case accepted == "":
+	case strings.Contains(accepted, "gzip"):
+		h.Set("Accept-Encoding", "gzip")
+	default:
+		h.Set("Accept-Encoding", "identity")
+	}
+}
+
+// A limiter lets each call wait as its team. [shaper.Middleware] knows what there is to be known of a connection whose
+// request waits; what it lacks is a cost that is known only at the end, so the call settles itself.
+type limiter struct{}
+
+func (limiter) WaitN(context.Context, int) error { return errors.ErrUnsupported }
+
+// Acquire makes the middleware notice, too, that a connection is hijacked: then no more can be known of the cost.
+func (limiter) Acquire(ctx context.Context, _ int) (release func(), err error) {
+	c := callOf(ctx)
+	if err := c.enter(ctx, (*shaper.KeyLimiter).Reserve); err != nil {
+		return nil, err
+	}
+	return func() {
+		if c.isSent {
+			c.settle(-1)
+			return
+		}
+		c.settle(0) // The caller has gone.
+	}, nil
+}
+
+// enter lets the call wait in line.
+func (c *call) enter(ctx context.Context, reserve func(*shaper.KeyLimiter, context.Context, int) (func(int), error)) error {
+	begun := time.Now()
+	c.line = c.g.config.Line()
+	settle, err := reserve(c.line.For(c.team), ctx, c.cost)
+	now := time.Now()
+	c.waited += now.Sub(begun)
+	if err != nil {
+		return err
+	}
+	c.left, c.settle = now, settle
+	c.g.config.Ledger.departed(c.team, c.waited, now)
+	return nil
+}
+
+// serve passes the call to the provider, and once more if that has refused it.
+func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	c.isSent = true
+	header, first := w.Header().Clone(), (*http.Request)(nil)
+	if c.isWhole {
+		first = r.Clone(r.Context())
+	}
+	a := c.attempt(w, r, next)
+	if c.mayRetry(a, r) {
+		switch err := c.enter(r.Context(), (*shaper.KeyLimiter).ReserveRetry); {
+		case err == nil:
+			c.retried = true
+			clear(w.Header())
+			maps.Copy(w.Header(), header)
+			if *r = *first; len(c.body) > 0 {
+				r.Body = io.NopCloser(bytes.NewReader(c.body))
+			}
+			a = c.attempt(w, r, next)
+		case r.Context().Err() == context.Canceled:
+			c.left, c.status = time.Time{}, StatusGone
+			return
+		}
+	}
+	a.passOn()
+}
+
+// mayRetry reports whether the call may be sent again.
+func (c *call) mayRetry(a *answer, r *http.Request) bool {
+	if a.captured == nil || a.pause <= 0 || !c.isWhole {
+		return false
+	}
+	deadline, timed := r.Context().Deadline()
+	return !timed || time.Now().Add(a.pause).Before(deadline)
+}
+
+// refused notes that the gateway has answered in the provider's place.
+func (c *call) refused(status int) {
+	if c.status = status; status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		c.g.config.Ledger.refused(c.team, time.Now())
+	}
+}
+
+// end ends the call.
+func (c *call) end(r *http.Request) {
+	if c.status == 0 && !c.isSent {
+		c.status = StatusGone
+	}
+	if c.g.config.Record != nil {
+		c.g.config.Record(r, c.record())
+	}
+}
+
+// setTiming says how long the call has waited.
+func (c *call) setTiming(h http.Header) {
+	h.Add("Server-Timing", fmt.Sprintf("shape;dur=%.3f", float64(c.waited)/float64(time.Millisecond)))
+}

@@ -1,0 +1,129 @@
+package gateway_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/gateway"
+	"example.com/leakybucket/llm/llmtest"
+	"example.com/leakybucket/shaper"
+)
+
+// As issue 30 demands: 200 callers of ten teams share 500 requests and 90,000 tokens a minute, for ten minutes.
+func TestTenTeamsShareAQuotaWithoutARefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := llm.Quota{Requests: 500, Tokens: 90_000}
+		server := llmtest.New(llmtest.Config{Dialect: llmtest.OpenAI, Quota: q, Answer: func(c llmtest.Call) llmtest.Answer {
+			return llmtest.Answer{First: 500 * time.Millisecond, Took: time.Duration(1000+5*c.Most) * time.Millisecond}
+		}})
+		g := newRig(t, "openai", q, server, func(_ *gateway.Config, l *shaper.Limits) { l.Depth = 200 })
+		ctx, stop := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for i := range 200 {
+			all.Go(func() {
+				random := rand.New(rand.NewPCG(1, uint64(i)))
+				for ctx.Err() == nil {
+					w := g.call(fmt.Sprint("team ", i%10), request(ctx, "openai", 50+random.IntN(300), 100+random.IntN(1000), random.IntN(2) == 0))
+					if ctx.Err() == nil {
+						require.Equal(t, 200, w.Code, w.Body)
+					}
+				}
+			})
+		}
+		time.Sleep(10*time.Minute - time.Nanosecond)
+		st, taken := server.Stats(), g.Ledger().Status(time.Now(), 20)
+		stop()
+		all.Wait()
+		require.Zero(t, st.Refused)
+		require.Zero(t, taken.Refusals)
+		used := float64(st.Counted.Tokens) / (11 * 90_000) // The provider's bucket was full at first.
+		t.Logf("%.1f %% of the tokens, %d calls", 100*used, st.Answered)
+		require.GreaterOrEqual(t, used, 0.95)
+		require.Len(t, taken.Teams, 10)
+		for _, team := range taken.Teams {
+			require.InEpsilon(t, float64(taken.Hour.Tokens)/10, team.Hour.Tokens, 0.02, team.Team)
+		}
+	})
+}
+
+func TestABurstOfOneTeamDelaysAnotherByOneCallOfEachTeam(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := llm.Quota{Requests: 50} // A call in 1.2 s.
+		server := llmtest.New(llmtest.Config{Dialect: llmtest.OpenAI, Quota: llm.Quota{Requests: 1e6}})
+		g := newRig(t, "openai", q, server, func(_ *gateway.Config, l *shaper.Limits) { l.Burst = 0 })
+		ctx, stop := context.WithCancel(t.Context())
+		for range 1000 {
+			go g.call("batch", request(ctx, "openai", 10, 10, false))
+		}
+		synctest.Wait()
+		for _, teams := range []int{1, 3} { // in line beside the caller's
+			for i := range teams - 1 {
+				go g.call(fmt.Sprint("other ", i), request(ctx, "openai", 10, 10, false))
+				synctest.Wait()
+			}
+			begun := time.Now()
+			require.Equal(t, 200, g.call("lone", request(t.Context(), "openai", 10, 10, false)).Code)
+			require.LessOrEqual(t, time.Since(begun), time.Duration(teams+1)*1200*time.Millisecond)
+		}
+		stop()
+		synctest.Wait()
+		require.Zero(t, g.line.Stats().Waiting, "a caller that has gone frees its place")
+		require.Equal(t, gateway.StatusGone, g.last(t).Status)
+		require.Zero(t, g.last(t).Duration)
+	})
+}
+
+// An answer passes byte for byte, and what it reports is what the bucket, the ledger and the record have in the end.
+func TestAnAnswerPassesAsItIsAndSettles(t *testing.T) {
+	for _, provider := range gateway.Providers() {
+		t.Run(provider, func(t *testing.T) {
+			for _, stream := range []bool{false, true} {
+				for _, compressed := range []bool{false, true} {
+					synctest.Test(t, func(t *testing.T) {
+						q := llm.Quota{Requests: 1000, Tokens: 100_000}
+						config := llmtest.Config{Dialect: dialectOf(provider), Answer: func(llmtest.Call) llmtest.Answer {
+							return llmtest.Answer{Output: 400, CacheRead: 50, Gzip: compressed}
+						}}
+						alone, err := llmtest.New(config).RoundTrip(request(t.Context(), provider, 2000, 5000, stream))
+						require.NoError(t, err)
+						want, err := io.ReadAll(alone.Body)
+						require.NoError(t, err)
+
+						g := newRig(t, provider, q, llmtest.New(config), nil)
+						w := g.call("gold", request(t.Context(), provider, 2000, 5000, stream))
+						require.Equal(t, string(want), w.Body.String())
+						require.Equal(t, alone.Header.Get("Content-Type"), w.Header().Get("Content-Type"))
+						require.Equal(t, "shape;dur=0.000", w.Header().Get("Server-Timing"))
+						require.True(t, w.Flushed)
+						record := g.last(t)
+						require.Equal(t, &gateway.Actual{Used: gateway.Used{Input: 1950, Output: 400}, CacheRead: 50}, record.Actual)
+						require.Equal(t, gateway.Used{Input: 2000, Output: 5000}, record.Estimate)
+						counted := llm.Usage{Input: 1950, Output: 400, CacheRead: 50}
+						if strings.HasPrefix(provider, "anthropic") || provider == "bedrock" {
+							counted.CacheRead = 0
+						}
+						if provider == "gemini" {
+							counted.Output = 0
+						}
+						require.InDelta(t, q.Cost(counted), g.line.Stats().Level, 1)
+						require.Zero(t, g.line.Stats().Reserved)
+						taken := g.Ledger().Status(time.Now(), 1).Teams[0]
+						require.Equal(t, "gold", taken.Team)
+						require.Equal(t, uint64(counted.Input+counted.CacheRead+counted.Output), taken.Minute.Tokens)
+						require.Empty(t, g.log.lines())
+					})
+				}
+			}
+		})
+	}
+}

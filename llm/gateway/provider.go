@@ -1,0 +1,117 @@
+package gateway
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/shaper"
+)
+
+// A dialect is how the API of a provider says what a gateway says in its place.
+type dialect struct {
+	provider llm.Provider
+	fail     func(h http.Header, f failure) (document any)
+	left     func(h http.Header, kind llm.Kind, limit, remaining int, full time.Duration) // nil: it does not say
+}
+
+var dialects = map[string]dialect{
+	"openai":            {llm.OpenAI, failOpenAI, leftOpenAI},
+	"openai-compatible": {compatible(), failOpenAI, leftOpenAI},
+	"anthropic":         {llm.Anthropic, failAnthropic, leftAnthropic},
+	"gemini":            {llm.Gemini, failGoogle, nil},
+	"bedrock":           {llm.Bedrock, failBedrock, nil},
+}
+
+// Providers returns the names of the providers that are known.
+func Providers() []string { return slices.Sorted(maps.Keys(dialects)) }
+
+// compatible returns the provider for APIs of OpenAI's form. Those that say what is left may count as Azure does: the prompt
+// and the most tokens of the answer, when a call begins. Calls of the others settle with what they have used.
+func compatible() llm.Provider {
+	p := llm.OpenAI
+	p.Counted = func(u llm.Usage) llm.Usage {
+		return llm.Usage{Input: u.Input + u.CacheRead + u.CacheWrite, Output: u.Output, CacheRead: -1}
+	}
+	return p
+}
+
+// limitFields are how the names of the fields begin by which providers say what is left of their limits.
+var limitFields = []string{"X-Ratelimit-", "X-Ratelimitbysize-", "Ratelimitbysize-", "Anthropic-Ratelimit-", "Llm_provider-X-Ratelimit-"}
+
+// setLeft replaces the fields that say what is left of the provider's limits by fields of the gateway's bucket: a caller
+// that heeds them must not do so for what others have taken.
+func (g *Gateway) setLeft(h http.Header) {
+	for field := range h {
+		if slices.ContainsFunc(limitFields, func(begin string) bool { return strings.HasPrefix(field, begin) }) {
+			h.Del(field)
+		}
+	}
+	if g.dialect.left == nil {
+		return
+	}
+	st := g.config.Line().Stats()
+	free := max(0, float64(max(1, st.Limits.Burst))-st.Level)
+	if st.Waiting > 0 || !st.HeldUntil.IsZero() {
+		free = 0
+	}
+	full := time.Duration(st.Level / float64(st.Limits.Rate) * float64(time.Second))
+	if !st.HeldUntil.IsZero() {
+		full += time.Until(st.HeldUntil)
+	}
+	q := g.config.Quota
+	for _, of := range []struct {
+		kind  llm.Kind
+		limit int
+	}{{llm.Requests, q.Requests}, {llm.Tokens, q.Tokens}, {llm.Input, q.Input}, {llm.Output, q.Output}} {
+		if of.limit > 0 {
+			g.dialect.left(h, of.kind, of.limit, int(free/g.minute()*float64(of.limit)), full)
+		}
+	}
+}
+
+func leftOpenAI(h http.Header, kind llm.Kind, limit, remaining int, full time.Duration) {
+	h.Set("X-Ratelimit-Limit-"+string(kind), strconv.Itoa(limit))
+	h.Set("X-Ratelimit-Remaining-"+string(kind), strconv.Itoa(remaining))
+	h.Set("X-Ratelimit-Reset-"+string(kind), full.Round(time.Millisecond).String())
+}
+
+func leftAnthropic(h http.Header, kind llm.Kind, limit, remaining int, full time.Duration) {
+	field := "Anthropic-Ratelimit-" + string(kind)
+	h.Set(field+"-Limit", strconv.Itoa(limit))
+	h.Set(field+"-Remaining", strconv.Itoa(remaining))
+	h.Set(field+"-Reset", time.Now().Add(full+time.Second-1).UTC().Format(time.RFC3339))
+}
+
+// Limits returns the limits of the line of a gateway whose [Config] has that Scale. The others are as for [llm.Quota.Limits].
+func Limits(q llm.Quota, scale float64, burst time.Duration, depth int) (shaper.Limits, error) {
+	l, err := q.Limits(burst, depth)
+	if err == nil && scale > 0 {
+		l.Rate = times(l.Rate, scale)
+		l.Burst = times(l.Burst, scale)
+	}
+	return l, err
+}
+
+func times[N ~int | ~float64](n N, by float64) N { return N(float64(n) * by) }
+
+// Scale returns the Scale of the [Config] for a line that was made for the quota from and now has the quota to: by how
+// much the least of the limits that both have has grown.
+func Scale(from, to llm.Quota) float64 {
+	scale := 0.
+	for _, l := range [][2]int{{from.Requests, to.Requests}, {from.Tokens, to.Tokens}, {from.Input, to.Input}, {from.Output, to.Output}} {
+		if l[0] > 0 && l[1] > 0 {
+			if grown := float64(l[1]) / float64(l[0]); scale == 0 || grown < scale {
+				scale = grown
+			}
+		}
+	}
+	if scale == 0 {
+		return 1
+	}
+	return min(max(scale, 1e-3), 1e3)
+}

@@ -1,0 +1,102 @@
+package gateway
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"example.com/leakybucket/llm"
+)
+
+// StatusGone is the status in a [Record] of a call whose caller went while it waited. net/http has no name for it.
+const StatusGone = 499
+
+// A Record tells of one call, when it has ended. As JSON it is a line of a usage log.
+type Record struct {
+	Time     time.Time `json:"time"` // when the call came
+	Team     string    `json:"team"`
+	Model    string    `json:"model"` // as the call names it
+	Estimate Used      `json:"estimate"`
+	Actual   *Actual   `json:"actual"`   // nil: none was reported, and the estimate was charged
+	Waited   float64   `json:"waited"`   // seconds in line
+	Duration float64   `json:"duration"` // seconds from leaving the line until the end of the answer
+	Status   int       `json:"status"`   // that the caller got: 429 if the gateway has refused the call, and StatusGone
+
+	HeldByProvider bool `json:"held_by_provider,omitempty"` // the provider had refused the call before
+}
+
+// Used is what a call may take, in tokens.
+type Used struct {
+	Input  int `json:"input"`
+	Output int `json:"output"`
+}
+
+// Actual is what a call has taken, in tokens, as its answer reports.
+type Actual struct {
+	Used
+	CacheRead  int `json:"cache_read"`
+	CacheWrite int `json:"cache_write"`
+}
+
+// record returns the record of a call that has ended.
+func (c *call) record() Record {
+	r := Record{
+		Time: c.arrived.UTC(), Team: c.team, Model: c.model,
+		Estimate: Used{c.estimate.Input, c.estimate.Output},
+		Waited:   c.waited.Seconds(), Status: c.status, HeldByProvider: c.retried,
+	}
+	if !c.left.IsZero() {
+		r.Duration = time.Since(c.left).Seconds()
+	}
+	if c.reported != nil {
+		u := *c.reported
+		r.Actual = &Actual{Used{u.Input, u.Output}, u.CacheRead, u.CacheWrite}
+	}
+	return r
+}
+
+// longestModel is how much of the name of a model is kept, which a caller writes.
+const longestModel = 256
+
+// modelOf returns the model that a call names in its body, or in its path as Gemini, Bedrock and Azure have it.
+func modelOf(r *http.Request, body []byte) string {
+	var named struct{ Model string }
+	_ = json.Unmarshal(body, &named) // A body that is no such object names none.
+	if named.Model == "" {
+		named.Model = modelInPath(r.URL)
+	}
+	return named.Model[:min(len(named.Model), longestModel)]
+}
+
+func modelInPath(u *url.URL) string {
+	parts := strings.Split(u.EscapedPath(), "/")
+	for i, part := range parts[:len(parts)-1] {
+		if part == "models" || part == "model" || part == "deployments" {
+			name, _, _ := strings.Cut(parts[i+1], ":generateContent")
+			name, _, _ = strings.Cut(name, ":streamGenerateContent")
+			if plain, err := url.PathUnescape(name); err == nil {
+				return plain
+			}
+		}
+	}
+	return ""
+}
+
+// takenFor returns what is entered in the ledger for a call that has ended.
+func (g *Gateway) takenFor(estimate llm.Usage, m *llm.Meter) Taken {
+	if m != nil {
+		if counted, ok := m.Counted(); ok {
+			return takenBy(counted)
+		}
+	}
+	return takenBy(g.counted(estimate))
+}
+
+func (g *Gateway) counted(u llm.Usage) llm.Usage {
+	if counted := g.dialect.provider.Counted; counted != nil {
+		return counted(u)
+	}
+	return u
+}

@@ -1,0 +1,133 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A failure is what is said in place of an answer.
+type failure struct {
+	status  int
+	message string
+	after   time.Duration // to come back after; 0: coming back does not help, or it is unknown when
+}
+
+var (
+	errNoToken = errors.New("gateway: the call has no valid token")
+	errBody    = errors.New("gateway: the body of the call did not come")
+)
+
+// WriteError answers a call that was not admitted, in the provider's own format, so that its clients do what they do at the
+// provider: as [shaper.WriteError] says, with the field retry-after-ms besides.
+func (g *Gateway) WriteError(w http.ResponseWriter, r *http.Request, err error) {
+	f := failureOf(r, err)
+	h := w.Header()
+	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
+		h.Del(field) // An outer handler may have set them for the body of another answer.
+	}
+	if f.after > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(f.after.Seconds())), 10))
+		h.Set("Retry-After-Ms", strconv.FormatInt(int64(math.Ceil(float64(f.after)/float64(time.Millisecond))), 10))
+	}
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Type", "application/json")
+	g.setLeft(h)
+	if c, ok := r.Context().Value(callKey{}).(*call); ok {
+		c.refused(f.status)
+		c.setTiming(h)
+	}
+	text, _ := json.Marshal(g.dialect.fail(h, f)) // There is nothing in it that JSON can't hold.
+	w.WriteHeader(f.status)
+	_, _ = w.Write(append(text, '\n')) // An error means that the client has gone.
+}
+
+// failureOf returns what is to be said of an error.
+func failureOf(r *http.Request, err error) failure {
+	_, isTooLong := errors.AsType[*http.MaxBytesError](err)
+	switch {
+	case errors.Is(err, errNoToken):
+		return failure{http.StatusUnauthorized, "The call has no valid token of the gateway.", 0}
+	case isTooLong:
+		return failure{http.StatusRequestEntityTooLarge, "The body of the call is too long.", 0}
+	case errors.Is(err, errBody):
+		return failure{http.StatusBadRequest, "The body of the call did not come.", 0}
+	}
+	said := answered{header: http.Header{}}
+	shaper.WriteError(&said, r, err)
+	f := failure{status: said.status, message: http.StatusText(said.status)}
+	var problem struct{ Detail string }
+	if json.Unmarshal(said.body, &problem) == nil && problem.Detail != "" {
+		f.message = problem.Detail
+	}
+	if seconds, err := strconv.Atoi(said.header.Get("Retry-After")); err == nil {
+		f.after = time.Duration(seconds) * time.Second
+	}
+	if refused, ok := errors.AsType[*shaper.RejectError](err); ok && f.after > 0 && refused.RetryAfter > 0 {
+		f.after = refused.RetryAfter
+	}
+	return f
+}
+
+// An answered takes what [shaper.WriteError] writes.
+type answered struct {
+	header http.Header
+	status int
+	body   []byte
+}
+
+func (a *answered) Header() http.Header    { return a.header }
+func (a *answered) WriteHeader(status int) { a.status = status }
+func (a *answered) Write(p []byte) (int, error) {
+	a.body = append(a.body, p...)
+	return len(p), nil
+}
+
+// object is a JSON object.
+type object map[string]any
+
+// byStatus returns the word for a status, or other if there is none.
+func byStatus(words map[int]string, status int, other string) string {
+	if word := words[status]; word != "" {
+		return word
+	}
+	return other
+}
+
+// The form of OpenAI (openai.com's OpenAPI description 2.3.0, 2025).
+func failOpenAI(_ http.Header, f failure) any {
+	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "invalid_request_error", 413: "invalid_request_error", 429: "requests"}, f.status, "server_error")
+	code := any(nil)
+	if word := byStatus(map[int]string{401: "invalid_api_key", 429: "rate_limit_exceeded"}, f.status, ""); word != "" {
+		code = word
+	}
+	return object{"error": object{"message": f.message, "type": kind, "param": nil, "code": code}}
+}
+
+// The form and the types of docs.claude.com/en/api/errors, read in 2026-11.
+func failAnthropic(_ http.Header, f failure) any {
+	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "authentication_error", 413: "request_too_large", 429: "rate_limit_error"}, f.status, "api_error")
+	return object{"type": "error", "error": object{"type": kind, "message": f.message}}
+}
+
+// The form of google.rpc.Status in JSON, with RetryInfo (google/rpc/error_details.proto).
+func failGoogle(_ http.Header, f failure) any {
+	kind := byStatus(map[int]string{400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 413: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}, f.status, "INTERNAL")
+	failed := object{"code": f.status, "message": f.message, "status": kind}
+	if f.after > 0 {
+		failed["details"] = []object{{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": strconv.FormatFloat(f.after.Seconds(), 'f', -1, 64) + "s"}}
+	}
+	return object{"error": failed}
+}
+
+// The form of docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html, errors, read in 2026-11.
+func failBedrock(h http.Header, f failure) any {
+	h.Set("X-Amzn-Errortype", byStatus(map[int]string{400: "ValidationException", 401: "AccessDeniedException", 413: "ValidationException",
+		429: "ThrottlingException", 503: "ServiceUnavailableException"}, f.status, "InternalServerException"))
+	return object{"message": f.message}
+}

@@ -1,0 +1,282 @@
+package gateway_test
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/gateway"
+	"example.com/leakybucket/llm/llmtest"
+	"example.com/leakybucket/shaper"
+)
+
+// A refusal is in the form of the provider's own, and says when to come back as its clients expect.
+func TestARefusalIsInTheFormOfTheProvider(t *testing.T) {
+	const message = "Too many requests are waiting already."
+	openAI := `{"error":{"message":"` + message + `","type":"requests","param":null,"code":"rate_limit_exceeded"}}`
+	forms := map[string]string{
+		"openai": openAI, "openai-compatible": openAI,
+		"anthropic": `{"type":"error","error":{"type":"rate_limit_error","message":"` + message + `"}}`,
+		"gemini": `{"error":{"code":429,"message":"` + message + `","status":"RESOURCE_EXHAUSTED",
+			"details":[{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"1.2s"}]}}`,
+		"bedrock": `{"message":"` + message + `"}`,
+	}
+	require.Len(t, forms, len(gateway.Providers()))
+	for provider, form := range forms {
+		t.Run(provider, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := llm.Quota{Requests: 50, Tokens: 1_000_000}
+				g := newRig(t, provider, q, llmtest.New(llmtest.Config{Dialect: dialectOf(provider)}), func(_ *gateway.Config, l *shaper.Limits) { l.Burst, l.Depth = 0, 1 })
+				require.Equal(t, 200, g.call("gold", request(t.Context(), provider, 10, 10, false)).Code)
+				go g.call("gold", request(t.Context(), provider, 10, 10, false))
+				synctest.Wait()
+				w := g.call("gold", request(t.Context(), provider, 10, 10, false))
+				require.Equal(t, 429, w.Code)
+				require.JSONEq(t, form, w.Body.String())
+				require.Equal(t, "2", w.Header().Get("Retry-After"))
+				require.Equal(t, "1200", w.Header().Get("Retry-After-Ms"))
+				require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
+				if provider == "bedrock" {
+					require.Equal(t, "ThrottlingException", w.Header().Get("X-Amzn-Errortype"))
+				}
+				require.Equal(t, 429, g.last(t).Status)
+				require.Zero(t, g.last(t).Duration)
+				require.Equal(t, uint64(1), g.Ledger().Status(time.Now(), 1).Teams[0].Refused)
+
+				// Package llm reads the refusal as the provider's clients do.
+				response := w.Result()
+				p := map[string]llm.Provider{"openai": llm.OpenAI, "openai-compatible": llm.OpenAI, "anthropic": llm.Anthropic, "gemini": llm.Gemini, "bedrock": llm.Bedrock}[provider]
+				require.Equal(t, 1200*time.Millisecond, p.HoldFor(response))
+			})
+		})
+	}
+}
+
+func TestWhatElseIsRefused(t *testing.T) {
+	long := strings.Repeat("x", 100)
+	for name, refused := range map[string]struct {
+		prepare func(g *rig, r *http.Request)
+		status  int
+		code    string
+	}{
+		"no token":      {func(_ *rig, r *http.Request) { r.Header.Set("No-Token", "1") }, 401, `"invalid_api_key"`},
+		"long body":     {func(_ *rig, r *http.Request) { r.Body = http.MaxBytesReader(nil, r.Body, 10) }, 413, `"invalid_request_error"`},
+		"broken body":   {func(_ *rig, r *http.Request) { r.Body = broken{} }, 400, `"invalid_request_error"`},
+		"end of server": {func(g *rig, _ *http.Request) { _ = g.line.Close() }, 503, `"server_error"`},
+	} {
+		q := llm.Quota{Requests: 50}
+		g := newRig(t, "openai", q, llmtest.New(llmtest.Config{Dialect: llmtest.OpenAI}), func(c *gateway.Config, _ *shaper.Limits) {
+			c.Team = func(r *http.Request) (string, bool) { return "gold", r.Header.Get("No-Token") == "" }
+		})
+		r := request(t.Context(), "openai", len(long), 10, false)
+		refused.prepare(g, r)
+		w := g.call("gold", r)
+		require.Equal(t, refused.status, w.Code, name)
+		require.Contains(t, w.Body.String(), refused.code, name)
+		require.Equal(t, refused.status, g.last(t).Status, name)
+		require.Zero(t, g.line.Stats().Departed, name)
+	}
+}
+
+// A broken is a body of which nothing comes.
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, http.ErrBodyReadAfterClose }
+func (broken) Close() error             { return nil }
+
+// The provider's fields say what others have taken, so a caller gets fields about the gateway's bucket.
+func TestTheFieldsAboutLimitsAreThoseOfTheBucket(t *testing.T) {
+	for provider, want := range map[string]http.Header{
+		"openai": {
+			"X-Ratelimit-Limit-Requests": {"50"}, "X-Ratelimit-Remaining-Requests": {"24"}, "X-Ratelimit-Reset-Requests": {"1.2s"},
+			"X-Ratelimit-Limit-Tokens": {"10000"}, "X-Ratelimit-Remaining-Tokens": {"4800"}, "X-Ratelimit-Reset-Tokens": {"1.2s"},
+		},
+		"anthropic": {
+			"Anthropic-Ratelimit-Requests-Limit": {"50"}, "Anthropic-Ratelimit-Requests-Remaining": {"24"}, "Anthropic-Ratelimit-Requests-Reset": {"2000-01-01T00:00:02Z"},
+			"Anthropic-Ratelimit-Tokens-Limit": {"10000"}, "Anthropic-Ratelimit-Tokens-Remaining": {"4800"}, "Anthropic-Ratelimit-Tokens-Reset": {"2000-01-01T00:00:02Z"},
+		},
+		"gemini": {},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			next := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				for _, field := range []string{"X-Ratelimit-Remaining-Input-Tokens", "X-Ratelimitbysize-Limit-Month", "Anthropic-Ratelimit-Output-Tokens-Limit", "X-Request-Id"} {
+					w.Header().Set(field, "7")
+				}
+				w.WriteHeader(200)
+			})
+			g := newRig(t, provider, llm.Quota{Requests: 50, Tokens: 10_000}, next, nil)
+			got := g.call("gold", request(t.Context(), provider, 50, 10, false)).Header()
+			require.Equal(t, "7", got.Get("X-Request-Id"))
+			got.Del("X-Request-Id")
+			got.Del("Server-Timing")
+			require.Equal(t, want, got, provider)
+		})
+	}
+}
+
+// After a 429 all calls wait for as long as it asks, and the call itself is sent again ahead of its team's others.
+func TestARefusalOfTheProviderHoldsTheLineAndIsSentAgain(t *testing.T) {
+	for name, refusal := range map[string]struct {
+		provider string
+		status   int
+		header   map[string]string
+		body     string
+		pause    time.Duration // 0: it is passed on
+	}{
+		"429 with a time":     {"openai", 429, map[string]string{"Retry-After-Ms": "2500", "X-Ratelimit-Remaining-Tokens": "0"}, "slow", 2500 * time.Millisecond},
+		"429 with a day":      {"openai", 429, map[string]string{"Retry-After": "86400"}, "slow", time.Minute},
+		"429 with RetryInfo":  {"gemini", 429, nil, `{"error":{"details":[{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"3s"}]}}`, 3 * time.Second},
+		"429 without a time":  {"bedrock", 429, nil, "ThrottlingException", time.Second},
+		"529 with a time":     {"anthropic", 529, map[string]string{"Retry-After": "4"}, "busy", 4 * time.Second},
+		"529 without a time":  {"anthropic", 529, nil, "overloaded", 0},
+		"503 without a time":  {"openai", 503, nil, "down", 0},
+		"500 asks in vain":    {"openai", 500, map[string]string{"Retry-After": "4"}, "broken", 0},
+		"429 that never ends": {"openai", 429, map[string]string{"Retry-After": "1", "Endless": "1"}, "slow", time.Second},
+		"429 that is long":    {"openai", 429, map[string]string{"Retry-After": "1"}, strings.Repeat("x", 64<<10+1), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var came []string
+				next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					came = append(came, r.Header.Get("Call"))
+					r.Header.Set("Call", "changed by a handler")
+					body, err := llmBody(r)
+					require.NoError(t, err)
+					require.Contains(t, body, `"content"`)
+					if len(came) > 1 {
+						w.Header().Set("Content-Type", "application/json")
+						_, _ = w.Write([]byte(`{"usage":{"prompt_tokens":10,"completion_tokens":10},"fine":true}`))
+						return
+					}
+					for field, value := range refusal.header {
+						w.Header().Set(field, value)
+					}
+					w.WriteHeader(refusal.status)
+					_, _ = w.Write([]byte(refusal.body))
+					w.(http.Flusher).Flush()
+					if refusal.header["Endless"] != "" {
+						<-r.Context().Done()
+						panic(http.ErrAbortHandler)
+					}
+				})
+				g := newRig(t, refusal.provider, llm.Quota{Requests: 6000}, next, func(_ *gateway.Config, l *shaper.Limits) { l.Burst = 0 })
+				send := func(call string) (code int, body string) {
+					r := request(t.Context(), "openai", 10, 10, false)
+					r.Header.Set("Call", call)
+					w := g.call("gold", r)
+					require.Empty(t, w.Header().Values("Endless"), "the first answer's header is gone")
+					return w.Code, w.Body.String()
+				}
+				begun := time.Now()
+				type result struct {
+					code int
+					body string
+					at   time.Duration
+				}
+				first, second := make(chan result, 1), make(chan result, 1)
+				go func() {
+					code, body := send("first")
+					first <- result{code, body, time.Since(begun)}
+				}()
+				synctest.Wait()
+				go func() {
+					code, body := send("second")
+					second <- result{code, body, time.Since(begun)}
+				}()
+				if refusal.pause == 0 {
+					r := <-first
+					require.Equal(t, refusal.status, r.code)
+					require.Equal(t, refusal.body, r.body)
+					<-second
+					require.Equal(t, []string{"first", "second"}, came)
+					return
+				}
+				r := <-first
+				require.Equal(t, 200, r.code)
+				require.Contains(t, r.body, "fine")
+				<-second
+				if refusal.header["Endless"] != "" { // Other calls need not wait for the end of a refusal.
+					require.Equal(t, 5*time.Second+refusal.pause, r.at)
+					require.Equal(t, []string{"first", "second", "first"}, came)
+					return
+				}
+				require.Equal(t, refusal.pause, r.at)
+				require.Equal(t, []string{"first", "first", "second"}, came)
+				held := 0
+				for _, record := range g.records {
+					require.Equal(t, 200, record.Status)
+					if record.HeldByProvider {
+						held++
+						require.Equal(t, refusal.pause.Seconds(), record.Waited)
+					}
+				}
+				require.Equal(t, 1, held)
+				if refusal.status == 429 {
+					require.Equal(t, uint64(1), g.Ledger().Status(time.Now(), 1).Refusals)
+					require.Contains(t, g.log.lines()[0], "the provider has refused a call")
+				}
+			})
+		})
+	}
+}
+
+// What can't be sent again is passed on, and so is the second refusal.
+func TestARefusalThatIsPassedOn(t *testing.T) {
+	for name, c := range map[string]struct {
+		timeout  time.Duration
+		input    int
+		attempts int
+	}{
+		"the second one":         {0, 10, 2},
+		"the deadline is nearer": {3 * time.Second, 10, 1},
+		"the body is too long":   {0, 1 << 19, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			attempts := 0
+			next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				attempts++
+				w.Header().Set("Retry-After", strconv.Itoa(4*attempts))
+				w.WriteHeader(429)
+				_, _ = w.Write([]byte("no"))
+			})
+			g := newRig(t, "openai", llm.Quota{Requests: 6000}, next, nil)
+			ctx := t.Context()
+			if c.timeout > 0 {
+				var stop func()
+				ctx, stop = context.WithTimeout(ctx, c.timeout)
+				defer stop()
+			}
+			w := g.call("gold", request(ctx, "openai", c.input, 10, false))
+			require.Equal(t, 429, w.Code, name)
+			require.Equal(t, "no", w.Body.String(), name)
+			require.Equal(t, c.attempts, attempts, name)
+			require.Equal(t, strconv.Itoa(4*attempts), w.Header().Get("Retry-After"), name)
+			require.Equal(t, time.Now().Add(time.Duration(4*attempts)*time.Second), g.line.Stats().HeldUntil, name)
+			require.Zero(t, g.line.Stats().Level, name, "a refused call has taken nothing")
+		})
+	}
+}
+
+// While it waits to be sent again, the caller may go.
+func TestACallerThatGoesWhileTheProviderHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, "openai", llm.Quota{Requests: 6000}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }), nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		go g.call("gold", request(ctx, "openai", 10, 10, false))
+		synctest.Wait()
+		require.Equal(t, 1, g.line.Stats().Waiting)
+		cancel()
+		synctest.Wait()
+		require.Zero(t, g.line.Stats().Waiting)
+		require.Equal(t, gateway.StatusGone, g.last(t).Status)
+		time.Sleep(time.Second)
+		require.Zero(t, g.line.Stats().Level)
+	})
+}
