@@ -136,7 +136,11 @@ func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*e
 	}
 	e := &entry{app: a, settings: set, server: where, log: log.With("shape", set.name), done: make(chan struct{})}
 	if len(set.rules) > 0 {
-		file, err := config.Open(set.rules...)
+		open := config.Open
+		if set.fixed.fair {
+			open = config.OpenFair
+		}
+		file, err := open(set.rules...)
 		if err != nil {
 			return nil, fmt.Errorf("rules: %w", err)
 		}

@@ -28,7 +28,7 @@ import (
 //		candidate    <limits>
 //		dry_run
 //		key          route|client_ip|host|header:NAME|{placeholder}... | all
-//		fair         <part>... | header <name> {
+//		fair         [<part>... | header <name>] {
 //			weight <part>... <number>
 //		}
 //		routes       <pattern>...

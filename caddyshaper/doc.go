@@ -61,7 +61,8 @@
 //
 // With fair in place of key there is one line, whose rate the keys share: they take turns, by
 // their weights ([shaper.WithFairQueue]). A weight counts from the first request of a key in line until
-// the key has none, also over a reload.
+// the key has none, also over a reload. With rules fair has no words: the files say what makes the keys,
+// what weights they have and, as their default, the limits of the line.
 //
 // # What is told
 //

@@ -49,6 +49,12 @@ func Limits(name, key string) string {
 	return limits.String()
 }
 
+// RuleChanges returns how many changes of the rules of a name have taken effect, and how many have not.
+func RuleChanges(name string) (reloads, failures uint64) {
+	st := known.latest(name, nil).file().Status()
+	return st.Reloads, st.Failures
+}
+
 // Ready reports what ready does.
 func Ready() bool { return ready() }
 

@@ -4,19 +4,24 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"example.com/leakybucket/config"
 	"example.com/leakybucket/shaper"
 )
 
-// Fair makes the keys of a [Shape] share its rate: see [shaper.WithFairQueue].
+// Fair makes the keys of a [Shape] share its rate: see [shaper.WithFairQueue]. With the Rules of the
+// Shape both fields are empty, as the files say it.
 type Fair struct {
 	// By is what makes the key of a request. The parts are those of a Shape's Key; all is none of them.
-	By []string `json:"by"`
+	By []string `json:"by,omitempty"`
 
 	// Weights are the shares of keys, from 1 to 1000. A key that is not here has 1. Keys are
 	// written as [shaper.Join] makes them.
@@ -31,15 +36,16 @@ func readFair(s *Shape, set *settings) error {
 	if s.Fair == nil {
 		return nil
 	}
+	inFile := len(s.Rules) > 0
 	switch {
-	case len(s.Fair.By) == 0:
-		return errors.New("fair: by is missing; say whose requests take turns, such as client_ip")
+	case inFile && len(s.Fair.By)+len(s.Fair.Weights) > 0:
+		return errors.New("fair: it stands alone beside rules, as their files say what makes the keys and what weights they have")
+	case !inFile && len(s.Fair.By) == 0:
+		return errors.New("fair: by is missing; say whose requests take turns, such as client_ip, or name a file by rules that says it")
 	case slices.Contains(s.Fair.By, "all"):
 		return errors.New(`fair: "all" tells no requests apart, so none could take turns`)
 	case len(s.Key) > 0:
 		return fmt.Errorf("key: %q stands beside fair; with key each key has a rate of its own, and with fair all share one", s.Key)
-	case len(s.Rules) > 0:
-		return errors.New("rules: they stand beside fair; rules give each key a rate of its own, and with fair all share one, which limits says")
 	case s.Site != "":
 		return fmt.Errorf("site: %q stands beside fair, whose limits are those of all requests together already", s.Site)
 	case s.Candidate != "":
@@ -66,24 +72,80 @@ func readFair(s *Shape, set *settings) error {
 
 // readFairLine reads the line that says whose requests take turns.
 func readFairLine(s *Shape, _ string, args []string) error {
-	if len(args) == 0 {
-		return takesSome
-	}
-	s.Fair = new(Fair)
-	for i := 0; i < len(args); i++ {
-		part := args[i]
-		if part == "header" && i+1 < len(args) {
-			i++
-			part += ":" + args[i]
-		}
-		s.Fair.By = append(s.Fair.By, part)
-	}
+	s.Fair = &Fair{By: fairParts(args)}
 	return nil
+}
+
+// fairParts returns the parts of a key of the words that say them, as in a file of rules too.
+func fairParts(words []string) (parts []string) {
+	for i := 0; i < len(words); i++ {
+		part := words[i]
+		if part == "header" && i+1 < len(words) {
+			i++
+			part += ":" + words[i]
+		}
+		parts = append(parts, part)
+	}
+	return parts
+}
+
+// fairInFile reports whether a file of rules says what makes the key of a request.
+func (s *Shape) fairInFile() bool { return s.Fair != nil && len(s.Rules) > 0 }
+
+// A fairKey is what makes the key of a request by some rules.
+type fairKey struct {
+	rules *config.Rules
+	of    keyFunc
+}
+
+// newFairKey returns the function that makes keys as the file of an entry says. It follows the file: a
+// request has the key by the rules in force when it comes.
+func (s *Shape) newFairKey(e *entry) (keyFunc, error) {
+	rules := e.file.Rules()
+	first, err := s.fairKeyBy(rules)
+	if err != nil {
+		return nil, err
+	}
+	var made atomic.Pointer[fairKey]
+	made.Store(&fairKey{rules, first})
+	return func(r *http.Request, repl *caddy.Replacer) string {
+		k := made.Load()
+		if rules := e.file.Rules(); rules != k.rules {
+			// Several requests may do this at the same time, with one result. The last of them may
+			// have older rules than another; then the next request does it again.
+			changed, err := s.fairKeyBy(rules)
+			if err != nil {
+				e.log.Error("the keys are made as before", "error", err)
+				changed = k.of
+			}
+			k = &fairKey{rules, changed}
+			made.Store(k)
+		}
+		return k.of(r, repl)
+	}, nil
+}
+
+// fairKeyBy returns the function that makes keys as some rules say.
+func (s *Shape) fairKeyBy(rules *config.Rules) (keyFunc, error) {
+	by, _, _ := rules.Fair()
+	parts := fairParts(strings.Fields(by))
+	var route keyFunc
+	if place := slices.Index(parts, "route"); place >= 0 {
+		routes, err := newRoutes(s.Routes, rules, place)
+		if err != nil {
+			return nil, err
+		}
+		route = withoutError(routes)
+	}
+	return s.joinKey("fair", parts, route)
 }
 
 // readWeights reads the block behind the line.
 func (f *Fair) readWeights(d *caddyfile.Dispenser) error {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if len(f.By) == 0 {
+			return d.Errf("%q stands below a fair without words; the file of rules has the weights then", d.Val())
+		}
 		if d.Val() != "weight" {
 			return d.Errf("fair has no subdirective %q; there is weight", d.Val())
 		}
@@ -109,12 +171,40 @@ func (f *Fair) readWeights(d *caddyfile.Dispenser) error {
 }
 
 // weightOf returns the weight of a key, by the configuration that is in force.
-func (l *limiters) weightOf(key string) int { return max(l.says.Load().settings.fair.Weights[key], 1) }
+func (l *limiters) weightOf(key string) int {
+	e := l.says.Load()
+	if e.file != nil {
+		return e.file.Weight(key)
+	}
+	return max(e.settings.fair.Weights[key], 1)
+}
+
+// lineLimits returns the limits of the line of fair queueing.
+func (e *entry) lineLimits() shaper.Limits {
+	if e.file == nil {
+		return e.settings.limits
+	}
+	limits, _ := e.file.Limits("") // Those of the default, which a file with fair has.
+	return limits
+}
+
+// fairChanged puts the changed rules of an entry in force in the line of fair queueing.
+func (l *limiters) fairChanged(e *entry) error {
+	l.mu.Lock()
+	was := l.fair.Load()
+	err := l.setFairLocked(e)
+	changed := l.fair.Load() != was
+	l.mu.Unlock()
+	if changed {
+		linesChanged()
+	}
+	return err
+}
 
 // setFairLocked gives the line of fair queueing the limits of an entry, if there is such a line.
 func (l *limiters) setFairLocked(e *entry) error {
 	if !l.key.fixed.fair {
 		return nil
 	}
-	return l.setLineLocked(&l.fair, e.settings.limits, l.name, l.bucketKey(""), shaper.WithFairQueue(l.weightOf))
+	return l.setLineLocked(&l.fair, e.lineLimits(), l.name, l.bucketKey(""), shaper.WithFairQueue(l.weightOf))
 }

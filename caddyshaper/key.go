@@ -27,9 +27,27 @@ func (s *Shape) keyParts() (field string, parts []string) {
 	return "key", s.Key
 }
 
-// newKey returns the function that joins the parts of a key. route is for the part route.
+// newKeyFor returns the function that makes the key of a request, for a handler with the lines of an entry.
+func (s *Shape) newKeyFor(e *entry) (keyFunc, error) {
+	if s.fairInFile() {
+		return s.newFairKey(e)
+	}
+	route, err := s.newRoute(e)
+	if err != nil {
+		return nil, err
+	}
+	return s.newKey(route)
+}
+
+// newKey returns the function that joins the parts of the key that the handler says.
 func (s *Shape) newKey(route keyFunc) (keyFunc, error) {
 	field, parts := s.keyParts()
+	return s.joinKey(field, parts, route)
+}
+
+// joinKey returns the function that joins the parts of a key, which field says. route is for the part
+// route.
+func (s *Shape) joinKey(field string, parts []string, route keyFunc) (keyFunc, error) {
 	ipv6Bits := s.IPv6Bits
 	if ipv6Bits < 0 || ipv6Bits > 128 {
 		return nil, fmt.Errorf("ipv6_bits: %d, must be from 1 to 128, or 0 for 64", ipv6Bits)
@@ -122,6 +140,9 @@ func hostOf(r *http.Request) string {
 func (s *Shape) newRoute(e *entry) (keyFunc, error) {
 	_, parts := s.keyParts()
 	place := slices.Index(parts, "route")
+	if s.fairInFile() {
+		return nil, nil // Whether it is a part of the key is up to the file.
+	}
 	if place < 0 {
 		if len(s.Routes) > 0 {
 			return nil, fmt.Errorf("routes: %q, but no part of the key is route", s.Routes)

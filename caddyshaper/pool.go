@@ -233,6 +233,10 @@ func (l *limiters) rulesChanged(e *entry) {
 	}
 	l.live.Reload()
 	l.trial.Reload()
+	if err := l.fairChanged(e); err != nil {
+		e.log.Error("the limits stay as they were", "error", err)
+		return
+	}
 	e.log.Info("changed rules are in force")
 }
 

@@ -228,7 +228,9 @@ func readAnswers(s *Shape, _ *settings) error {
 }
 
 // tries reports whether there may be verdicts of candidates.
-func (set *settings) tries() bool { return set.candidate != nil || len(set.rules) > 0 }
+func (set *settings) tries() bool {
+	return set.candidate != nil || len(set.rules) > 0 && !set.fixed.fair
+}
 
 // timeouts are Caddy's timeouts that run from the beginning of a request. Package shaper
 // restarts the deadlines of net/http after the wait; these are Caddy's own, and would go on

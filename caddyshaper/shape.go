@@ -46,7 +46,7 @@ type Shape struct {
 	Key []string `json:"key,omitempty"`
 
 	// Fair makes the keys share the rate of Limits, in place of a line and a rate for each. It says
-	// itself what makes the key of a request.
+	// itself what makes the key of a request; with Rules it is empty, and the files say it.
 	Fair *Fair `json:"fair,omitempty"`
 
 	// Routes are the patterns that the part route of a key tells apart, as those of
@@ -175,11 +175,7 @@ func (s *Shape) provision(ctx caddy.Context, set settings) error {
 		return err
 	}
 	s.lines = e.lines
-	route, err := s.newRoute(e)
-	if err != nil {
-		return err
-	}
-	if s.keyOf, err = s.newKey(route); err != nil {
+	if s.keyOf, err = s.newKeyFor(e); err != nil {
 		return err
 	}
 	s.options = s.middlewareOptions(ctx)
