@@ -298,3 +298,171 @@ func unreadFormat(lines [][]byte) string {
 	}
 	return ""
 }
+
+// A w3c reads W3C's extended format, which names its fields in a line of its own: maybe
+// several times, and others each time.
+type w3c struct {
+	o     Options
+	texts *texts
+	names []string // of the fields
+	day   []byte   // of the line #Date, for lines that tell the time only
+	text  *pattern // nil: no line has come since the names
+}
+
+// cloudFrontFields are the fields of a log of CloudFront that has lost its first lines.
+var cloudFrontFields = strings.Fields(`date time x-edge-location sc-bytes c-ip cs-method cs(Host) cs-uri-stem sc-status cs(Referer)
+	cs(User-Agent) cs-uri-query cs(Cookie) x-edge-result-type x-edge-request-id x-host-header cs-protocol cs-bytes time-taken x-forwarded-for`)
+
+// w3cFields are the fields that are read. cs(NAME) is a header field, and so may be any other.
+var w3cFields = map[string]variable{
+	"date":          {what: ofDay},
+	"time":          {what: ofClock},
+	"c-ip":          {what: ofClient},
+	"cs-method":     {what: ofMethod},
+	"cs-uri-stem":   {what: ofURI},
+	"cs-uri":        {what: ofURI, rank: 1},
+	"x-host-header": {what: ofHost}, // CloudFront's cs(Host) is its own name
+	"cs-host":       {what: ofHost, rank: 1},
+	"cs(Host)":      {what: ofHost, rank: 2},
+	"sc-status":     {what: ofStatus},
+	"time-taken":    {what: ofDuration},
+}
+
+func newW3C(names []string) newParser {
+	return func(o Options, t *texts) (parser, error) { return &w3c{o: o, texts: t, names: names}, nil }
+}
+
+func (w *w3c) subtracts() bool { return w.o.Stamp != Arrival }
+
+func (w *w3c) parse(line []byte, e *entry) Reason {
+	if line[0] == '#' {
+		name, value, ok := bytes.Cut(line, []byte(":"))
+		switch {
+		case !ok:
+			return NotFormat
+		case string(name) == "#Fields":
+			w.names, w.text = strings.Fields(string(value)), nil
+		case string(name) == "#Date":
+			w.day, _ = cutWord(bytes.Clone(bytes.TrimSpace(value)))
+		}
+		return noRequestMeant
+	}
+	if w.text == nil && !w.begin(line) {
+		return NoFields
+	}
+	return w.text.parse(line, e)
+}
+
+// begin makes the pattern of the lines. The first of the lines tells what stands between fields.
+func (w *w3c) begin(line []byte) bool {
+	between := []byte(" ")
+	p := &pattern{texts: w.texts, header: w.o.Header, stamp: End, plain: asItIs, value: plus, day: w.day}
+	if bytes.IndexByte(line, '\t') >= 0 {
+		between, p.value = []byte("\t"), unmark('%') // as CloudFront writes it
+	}
+	if w.o.Stamp != "" {
+		p.stamp = w.o.Stamp
+	}
+	for _, name := range w.names {
+		v, known := w3cFields[name]
+		if !known {
+			v = variable{what: ofHeader, name: strings.TrimSuffix(strings.TrimPrefix(name, "cs("), ")")}
+		}
+		p.fields = append(p.fields, field{variable: v, until: between})
+	}
+	if n := len(p.fields); n > 0 {
+		p.fields[n-1].until = nil
+	}
+	if p.check() != nil {
+		return false
+	}
+	w.text = p
+	return true
+}
+
+// A head is text that a collector of logs writes before each line.
+type head struct {
+	name string
+	re   *regexp.Regexp
+}
+
+// rfc3339 is the time that collectors write.
+const rfc3339 = `\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)`
+
+// heads are the known heads. One that begins like another stands before it.
+var heads = []head{
+	{"syslog, RFC 5424", regexp.MustCompile(
+		`^(?:<\d{1,3}>)?1 (?:-|` + rfc3339 + `) \S+ \S+ \S+ \S+ (?:-|(?:\[(?:[^\]"]|"(?:[^"\\]|\\.)*")*\])+)(?: \x{feff}?|$)`)},
+	{"Kubernetes CRI", regexp.MustCompile(`^` + rfc3339 + ` (?:stdout|stderr) [FP](?::\S+)?(?: |$)`)},
+	{"kubectl logs --prefix", regexp.MustCompile(`^\[pod/[^\]\s]+\] `)},
+	{"docker compose", regexp.MustCompile(`^(?:\x1b\[[\d;]*m)?[\w.@-]+ +\|(?: |$)(?:\x1b\[[\d;]*m)?`)},
+	{"syslog or journald", regexp.MustCompile(`^(?:<\d{1,3}>)?(?:` + strings.Join([]string{
+		rfc3339,
+		`[A-Z][a-z]{2} [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?`,                       // RFC 3164, with a year as Cisco's and some BSDs', journald's short and short-precise
+		`[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:[A-Z]+|[+-]\d\d:?\d*)`, // short-full
+		`\d{9,10}\.\d{6}`, `\[ *\d+\.\d{6}\]` /* short-unix, short-monotonic */}, `|`) + `) ` +
+		`(?:[^\s"]*[^\s":] )?[^\s":\[\]#][^\s":\[\]]*(?:\[[^\]\s]*\])?:(?: +|$)`)}, // the host, and the program with its number
+	{"timestamps", regexp.MustCompile(`^` + rfc3339 + `(?: |$)`)}, // docker logs -t, kubectl logs --timestamps
+}
+
+// mostHeads is how many heads a line has at most, as of kubectl logs --prefix --timestamps.
+const mostHeads = 3
+
+// A headChain is the heads that the lines of a file have, one after the other.
+type headChain []*head
+
+// headsOf returns the heads that most of the lines have.
+func headsOf(lines [][]byte) (chain headChain) {
+	for len(chain) < mostHeads {
+		next := headOf(lines)
+		if next == nil {
+			break
+		}
+		chain = append(chain, next)
+		lines, _ = headChain{next}.cutAll(lines)
+	}
+	return chain
+}
+
+// headOf returns the first head that most of the lines have, or nil.
+func headOf(lines [][]byte) *head {
+	for i := range heads {
+		if with, without := (headChain{&heads[i]}).cutAll(lines); len(with) > len(without) {
+			return &heads[i]
+		}
+	}
+	return nil
+}
+
+// cut returns what follows the heads of a line, and reports whether it has them.
+func (c headChain) cut(line []byte) (rest []byte, ok bool) {
+	for _, h := range c {
+		at := h.re.FindIndex(line)
+		if at == nil {
+			return nil, false
+		}
+		line = line[at[1]:]
+	}
+	return line, true
+}
+
+// cutAll returns what follows the heads of the lines that have them, and the other lines.
+func (c headChain) cutAll(lines [][]byte) (with, without [][]byte) {
+	for _, line := range lines {
+		if rest, ok := c.cut(line); ok {
+			with = append(with, rest)
+		} else {
+			without = append(without, line)
+		}
+	}
+	return with, without
+}
+
+// String returns the names of the heads.
+func (c headChain) String() string {
+	var names []string
+	for _, h := range c {
+		names = append(names, h.name)
+	}
+	return strings.Join(names, ", then ")
+}

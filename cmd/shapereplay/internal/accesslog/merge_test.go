@@ -250,3 +250,72 @@ func requireSane(t *testing.T, r accesslog.Record) {
 	require.GreaterOrEqual(t, r.Duration, time.Duration(0))
 	require.Len(t, r.Header, 2)
 }
+
+// One format for each way in which lines are read. The lines are as long as in the log of a shop with browsers for clients: 10,000 clients, 2,000
+// paths, and 50 requests a second.
+func BenchmarkReader(b *testing.B) {
+	const lines = 20_000
+	for _, format := range []struct {
+		name string
+		line func(i int, at time.Time) string
+		o    accesslog.Options
+	}{
+		{"combined", combinedLine, accesslog.Options{}},
+		{"combined, spread", combinedLine, accesslog.Options{Spread: true}},
+		{"caddy", caddyLine, accesslog.Options{}},
+		{"haproxy", haproxyLine, accesslog.Options{}},
+		{"log_format of nginx", combinedLine, accesslog.Options{Format: `$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent "$http_referer" "$http_user_agent"`}},
+	} {
+		b.Run(format.name, func(b *testing.B) {
+			var text strings.Builder
+			for i := range lines {
+				text.WriteString(format.line(i, noon.Add(time.Duration(i)*20*time.Millisecond)))
+			}
+			b.SetBytes(int64(text.Len()))
+			b.ReportAllocs()
+			read := 0
+			for b.Loop() {
+				o := format.o
+				o.Stdin = strings.NewReader(text.String())
+				r, err := accesslog.Open(o, "-")
+				require.NoError(b, err)
+				n := 0
+				for ; err == nil; n++ {
+					_, err = r.Next()
+				}
+				if !errors.Is(err, io.EOF) || n != lines+1 {
+					b.Fatal(n, err)
+				}
+				read += lines
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(read), "ns/line")
+			b.ReportMetric(float64(read)/b.Elapsed().Seconds(), "lines/s")
+		})
+	}
+}
+
+const browser = "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"
+
+func visitor(i int) string { i = i * 7919 % 10_000; return fmt.Sprintf("198.51.%d.%d", i/250, i%250) }
+func product(i int) string { return fmt.Sprintf("/products/%d?ref=home", i*31%2000) }
+
+func combinedLine(i int, at time.Time) string {
+	return fmt.Sprintf("%s - - [%s] \"GET %s HTTP/1.1\" 200 %d \"https://shop.example/\" \"%s\"\n",
+		visitor(i), at.Format("02/Jan/2006:15:04:05 -0700"), product(i), i, browser)
+}
+
+func caddyLine(i int, at time.Time) string {
+	return fmt.Sprintf(`{"level":"info","ts":%d.%06d,"logger":"http.log.access.log0","msg":"handled request","request":`+
+		`{"remote_ip":"%[3]s","remote_port":"41342","client_ip":"%[3]s","proto":"HTTP/2.0","method":"GET","host":"shop.example","uri":"%[4]s",`+
+		`"headers":{"User-Agent":["%[5]s"],"Accept":["text/html,application/xhtml+xml,*/*;q=0.8"],"Accept-Encoding":["gzip, deflate, br, zstd"],`+
+		`"Accept-Language":["en-US,en;q=0.5"],"Cookie":["REDACTED"],"Sec-Fetch-Mode":["navigate"]},`+
+		`"tls":{"resumed":false,"version":772,"cipher_suite":4867,"proto":"h2","server_name":"shop.example"}},`+
+		`"bytes_read":0,"user_id":"","duration":0.012929675,"size":10900,"status":200,`+
+		`"resp_headers":{"Server":["Caddy"],"Content-Encoding":["gzip"],"Content-Type":["text/html; charset=utf-8"],"Vary":["Accept-Encoding"]}}`+"\n",
+		at.Unix(), at.Nanosecond()/1000, visitor(i), product(i), browser)
+}
+
+func haproxyLine(i int, at time.Time) string {
+	return fmt.Sprintf("%s:%d [%s] http-in static/srv1 10/0/30/69/109 200 %d - - ---- 1/1/1/1/0 0/0 {shop.example|%s} {} \"GET %s HTTP/1.1\"\n",
+		visitor(i), 1024+i, at.Format("02/Jan/2006:15:04:05.000"), i, browser, product(i))
+}

@@ -1,12 +1,95 @@
+// Package accesslog reads the access logs of web servers, and returns the requests in
+// the order in which they arrived.
+//
+// [Open] takes files in any order, and merges them by time: access.log,
+// access.log.1 and access.log.2.gz, or the logs of several servers. A [Reader] returns
+// one [Record] for each request.
+//
+// # Formats
+//
+// The format of each file is recognised from its first lines, unless [Options.Format]
+// names it. How a file is compressed is recognised by its first bytes, whatever its name:
+// gzip, zstd, xz and bzip2 are unpacked.
+//
+//	combined       Apache and nginx, also as "common", and with a virtual host in front
+//	caddy          what Caddy writes by default
+//	traefik        both of Traefik's formats
+//	haproxy        what option httplog and httpslog write
+//	envoy          Envoy's default format
+//	alb, elb       AWS's Application and Classic Load Balancers
+//	cloudfront     CloudFront's standard logs
+//	w3c            IIS, and others that name their fields in a line #Fields
+//	json           one object per line, with the fields that Options.Fields names
+//	$remote_addr…  a log_format of nginx
+//	usage          the usage log of a gateway of language models, if it is named
+//
+// The formats of text are patterns in a table, which one parser reads; the formats of JSON
+// are tables of names, which another one reads.
+//
+// # Heads
+//
+// Collectors of logs write a head before each line: syslog (RFC 3164 and 5424), journald,
+// docker compose, Kubernetes (CRI), kubectl logs --prefix, and the times of docker logs -t
+// and kubectl logs --timestamps. If most of the first lines of a file have one, or several
+// after each other, with a request behind it, it is skipped in all lines of the file, and
+// [Stats.Heads] says which it was. A line without it is broken.
+//
+// # When a request arrived
+//
+// A shaper sees a request when it arrives, but some servers log when it has ended:
+//
+//	Apache     %t is the arrival
+//	nginx      $time_local, $time_iso8601 and $msec are the end
+//	Caddy      ts is the end
+//	Traefik    StartUTC, and the time of its text format, is the arrival
+//	HAProxy    the date is the arrival, and so it is of Envoy and of Classic Load Balancers
+//	ALB        the time is the end; request_creation_time is the arrival
+//	CloudFront the time is the end, and so it is of IIS
+//	json       taken for the end, as most programs log a request when it is done
+//
+// From an end the duration is subtracted, if the line tells it. If it does not, the end
+// has to do as the arrival: the requests are as many, but each is late by the time that
+// its answer took. The combined format has no duration by itself; [Options.Trailing] can
+// name one, and then [Options.Stamp] must give the meaning of the time.
+//
+// # Whole seconds
+//
+// The text formats tell the time in whole seconds, which is coarse for a shaper. By
+// default such requests arrive as they are logged, all at the start of their second and
+// in the order of the file. A replay then meets bursts that did not happen: it tells of
+// more waiting and more refusals than there were, and a limit found with it is on the safe
+// side. With [Options.Spread] the requests of one second are spread evenly over it. A
+// replay then misses bursts that did happen, and tells of less. The truth lies between:
+// where both give the same answer, it does not depend on the gaps in the log.
+// [Stats.Coarse] counts the requests concerned.
+//
+// # Order, and memory
+//
+// Lines whose times go back by less than [Options.Window] are sorted. For the sorting, the
+// requests of one window are held back, but never more than 256 MiB of them. If they were
+// more, the earliest are returned although the window has not passed, so that only a
+// smaller step back can be sorted. Where durations are subtracted from the times, a second
+// buffer of the same size sorts the arrivals. What is further back is counted as broken.
+//
+// # Broken lines
+//
+// A line that can't be used never ends the reading. It is counted by [Reason], and the
+// first few of each reason are kept for [Stats]. A line that is longer than 1 MiB is
+// broken too, and is not held in memory.
 package accesslog
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // A Reader returns the requests of logs in the order of their arrival. [Open] makes one;
@@ -151,4 +234,229 @@ func (r *Reader) Close() error {
 	}
 	r.sources, r.err = nil, errors.Join(r.err, os.ErrClosed)
 	return errors.Join(errs...)
+}
+
+// Options say how logs are read. The zero value recognises the format of every file.
+type Options struct {
+	Format Format // "" is Auto; with Fields it is JSON, and with Trailing Combined
+	Fields Fields // of the format JSON
+	Stamp  Stamp  // what the times are; "" is what the package comment says of the format
+
+	// Trailing says what follows the user agent in lines of the format Combined, one word
+	// for each field:
+	//
+	//	-               nothing that is wanted
+	//	time            the time, more exactly than before, as nginx's $msec
+	//	duration:UNIT   the duration; UNIT is s, ms, us or ns
+	//	host            the host that the request is for
+	//	client          the client's address, instead of the first field; of a list the last that is not private
+	//	header:NAME     the header field NAME, instead of the one that the format has
+	//
+	// A field that is written as name=value has the value alone. What comes after the last
+	// of them is not looked at.
+	Trailing []string
+
+	// Header names the header fields that are wanted.
+	Header []string
+
+	// Spread spreads the requests of one second evenly over it, where times are told in
+	// whole seconds.
+	Spread bool
+
+	// Window is how far back times may go from one line to a later one of the same file.
+	// 0 means a minute, and with the format Usage, whose calls may take long, an hour.
+	Window time.Duration
+
+	Stdin io.Reader // the meaning of the file name "-"; nil is os.Stdin
+}
+
+// A Stamp is the meaning of the time of a line: the request's arrival, or its end.
+type Stamp string
+
+// The stamps.
+const (
+	Arrival Stamp = "arrival"
+	End     Stamp = "end"
+)
+
+// Fields names the fields of JSON objects. A dot leads into an object:
+// "request.method". A field that is "" is looked for under the names that are usual for
+// it.
+type Fields struct {
+	Time     string // RFC 3339 or the like, or the time since 1970 in seconds, ms, µs or ns, which its size tells; as text or number
+	Method   string
+	URI      string // the path with or without a query, a URL, or a request line ("GET / HTTP/1.1")
+	Host     string
+	Client   string // an address, with or without a port
+	Status   string
+	Duration string // a number, or text like "1.5ms"
+
+	// DurationUnit is what durations count that are plain numbers, at most a second.
+	// 0 means a second.
+	DurationUnit time.Duration
+
+	// Header names the fields that have header fields, by the name of the header field.
+	Header map[string]string
+}
+
+// Given reports whether anything is said of fields.
+func (f Fields) Given() bool {
+	return f.Time+f.Method+f.URI+f.Host+f.Client+f.Status+f.Duration != "" || f.DurationUnit != 0 || len(f.Header) > 0
+}
+
+// An OptionError is a mistake in one of the [Options].
+type OptionError struct {
+	Option string // its name
+	Reason string // the value, and what it must be
+}
+
+func (e *OptionError) Error() string { return e.Option + ": " + e.Reason }
+
+// checked returns the options with what 0 stands for, or an error that names the first
+// one that is wrong.
+func (o Options) checked() (Options, error) {
+	if o.Format == "" {
+		o.Format = Auto
+	}
+	// What describes one format is not to be passed over because another fits the log.
+	switch fields, trailing := o.Fields.Given(), len(o.Trailing) > 0; {
+	case fields && trailing:
+		return o, &OptionError{"Fields", "of the format json, and trailing is of combined: use one of them"}
+	case fields && o.Format != Auto && o.Format != JSON:
+		return o, &OptionError{"Fields", fmt.Sprintf("of the format json, and the format is %s", o.Format)}
+	case trailing && o.Format != Auto && o.Format != Combined:
+		return o, &OptionError{"Trailing", fmt.Sprintf("of the format combined, and the format is %s", o.Format)}
+	case fields:
+		o.Format = JSON
+	case trailing:
+		o.Format = Combined
+	}
+	if _, err := o.Format.parsers(o, newTexts()); err != nil {
+		if wrong, ok := errors.AsType[*OptionError](err); ok {
+			return o, wrong
+		}
+		return o, &OptionError{"Format", fmt.Sprintf("%q: %v", o.Format, err)}
+	}
+	if !slices.Contains([]Stamp{"", Arrival, End}, o.Stamp) {
+		return o, &OptionError{"Stamp", fmt.Sprintf("%q, must be arrival or end", o.Stamp)}
+	}
+	if o.Window == 0 {
+		if o.Window = time.Minute; o.Format == Usage {
+			o.Window = time.Hour
+		}
+	}
+	if o.Window < 0 {
+		return o, &OptionError{"Window", fmt.Sprintf("%v, must not be negative", o.Window)}
+	}
+	if o.Fields.DurationUnit == 0 {
+		o.Fields.DurationUnit = time.Second
+	}
+	if o.Fields.DurationUnit < 0 || o.Fields.DurationUnit > time.Second {
+		return o, &OptionError{"Fields.DurationUnit", fmt.Sprintf("%v, must be from 1ns to 1s", o.Fields.DurationUnit)}
+	}
+	for _, name := range o.Header {
+		if name == "" {
+			return o, &OptionError{"Header", fmt.Sprintf("%q, must be the name of a header field", name)}
+		}
+	}
+	return o, nil
+}
+
+// A Reason is why a line can't be used.
+type Reason string
+
+// The reasons.
+const (
+	TooLong    Reason = "longer than 1 MiB"
+	NoHead     Reason = "without the head that the first lines of the file have"
+	NotFormat  Reason = "not in the format of the file"
+	NoTime     Reason = "no time that can be read"
+	NoRequest  Reason = "no request" // as of a client that has connected and sent nothing, or another event in a JSON log
+	BadStatus  Reason = "a status that is not a number of three digits"
+	OutOfOrder Reason = "too much earlier than a line before it"
+	TookLong   Reason = "took so long that its arrival can't be sorted in"
+	NoEstimate Reason = "no estimate of tokens that can be read"
+	BadActual  Reason = "an actual that is no number of tokens"
+	BadSpan    Reason = "waited or duration is no number of seconds"
+	NoFields   Reason = "no line #Fields before it that names the time, cs-method and cs-uri-stem"
+
+	noRequestMeant Reason = "not a line of a request" // It is not broken.
+)
+
+// A Broken is a line that can't be used.
+type Broken struct {
+	File    string // as it was given to Open
+	Line    int    // counted from 1
+	Reason  Reason
+	Excerpt string // the first 120 characters; what is not printable is escaped
+}
+
+// Stats are the counts of a [Reader] so far.
+type Stats struct {
+	Lines    int // without empty ones
+	Records  int // requests, returned or still being sorted
+	Coarse   int // requests among them whose time is told in whole seconds
+	Undated  int // requests among them that are dated by their end, as the log does not tell the duration
+	Lists    int // requests among them whose client is told by a list of addresses
+	Redacted int // values of wanted header fields that the server has replaced by "REDACTED"; they count as not told
+
+	Heads    map[string]int // requests whose lines have heads of collectors, by what these are
+	Broken   map[Reason]int
+	Examples []Broken // the first of each reason, in the order in which they were read
+}
+
+// count counts a request.
+func (s *Stats) count(e *entry) {
+	s.Records++
+	s.Redacted += e.redacted
+	if e.list {
+		s.Lists++
+	}
+	if e.stamp.coarse {
+		s.Coarse++
+	}
+	if e.isEnd && !e.timed {
+		s.Undated++
+	}
+}
+
+// add counts a broken line, and keeps it if it is one of the first of its reason.
+func (s *Stats) add(b Broken, line []byte) {
+	const kept = 3
+	s.Broken[b.Reason]++
+	if s.Broken[b.Reason] <= kept {
+		b.Excerpt = excerpt(line)
+		s.Examples = append(s.Examples, b)
+	}
+}
+
+// clone returns a copy that does not change.
+func (s *Stats) clone() Stats {
+	c := *s
+	c.Heads, c.Broken, c.Examples = maps.Clone(s.Heads), maps.Clone(s.Broken), slices.Clone(s.Examples)
+	return c
+}
+
+const excerptWidth = 120 // characters
+
+// excerpt returns the beginning of a line as it may be shown on a terminal: a client
+// writes part of the log, so it may try to write to the terminal of whoever reads it.
+func excerpt(line []byte) string {
+	var b strings.Builder
+	for width := 0; len(line) > 0; {
+		r, size := utf8.DecodeRune(line)
+		shown := string(r)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			shown = fmt.Sprintf(`\x%02x`, line[0])
+		case !unicode.IsPrint(r):
+			shown = strings.Trim(fmt.Sprintf("%+q", r), "'")
+		}
+		if width += utf8.RuneCountInString(shown); width > excerptWidth-1 {
+			return b.String() + "…"
+		}
+		b.WriteString(shown)
+		line = line[size:]
+	}
+	return b.String()
 }

@@ -1,6 +1,29 @@
+// Package simulate tells how the requests of a log would have fared under rules: which would
+// have waited, how long, and which would have been refused.
+//
+// Every key has a bucket of its own, in virtual time, with the limits that the rules give
+// it. The buckets do exactly the same as the buckets of a [shaper.Group]; package
+// internal/replay of the root module computes them, and its tests hold it to a Group. What a
+// log does not tell is not simulated:
+//
+//   - No client gives up. One that has waited long enough to leave would have made room
+//     for those behind it.
+//   - No client comes again. One that was refused would have tried once more; one that was
+//     not answered well when the log was written may have done so, in the log.
+//   - Caps on requests in flight (inflight) hold no request up. How long a request takes that
+//     leaves at another instant, beside other requests, is not in the log: the durations
+//     there are the upstream's under the load that it had.
+//   - A Group has so many buckets at most ([shaper.WithMaxKeys]), and shares some of them if
+//     there are more keys. Here every key has its own.
+//   - Every request costs 1.
 package simulate
 
 import (
+	"cmp"
+	"maps"
+	"math"
+	"math/bits"
+	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -136,4 +159,269 @@ func (s *Simulation) newRuleState(rule config.Rule) *ruleState {
 		}
 	}
 	return r
+}
+
+// A Result is the fate of all requests. It is valid until the next arrival.
+type Result struct {
+	First, Last time.Time // arrivals; zero if there was none
+	All         Count     // of requests that have a rule
+	NoRule      int       // requests whose key no rule matches; a Group fails their calls
+	Keys        int
+	Rules       []Rule // in the order of their keys, also those that no request has met
+	keys        map[string]*keyState
+	refused     map[string]int // requests by address
+}
+
+// A Rule is a rule, and the fate of its keys' requests.
+type Rule struct {
+	config.Rule
+	Simulated shaper.Limits // or the candidate's
+	Keys      int
+	Count
+	Waits   *Waits  // of those that left
+	Line    int     // the longest of one key
+	Series  *Series // nil unless Options.Series, and if no request has met the rule
+	Nothing bool    // candidates are simulated, and the rule has none
+}
+
+// A Key is a key, and the fate of its requests.
+type Key struct {
+	Key  string
+	Rule string // its key
+	Count
+}
+
+// Result returns the fate of all requests so far.
+func (s *Simulation) Result() Result {
+	result := Result{First: s.first, Last: s.last, NoRule: s.noRule.Requests, Keys: len(s.keys), keys: s.keys, refused: s.refused}
+	for rule := range s.rules.All() {
+		r := s.byRule[rule.Key]
+		if r == nil {
+			r = s.newRuleState(rule)
+		}
+		result.All.plus(r.count)
+		result.Rules = append(result.Rules, Rule{
+			Rule: r.rule, Simulated: r.limits, Keys: r.keys, Count: r.count, Waits: &r.waits, Line: r.longest, Series: r.series,
+			Nothing: s.options.Candidates && r.rule.Candidate == nil,
+		})
+	}
+	return result
+}
+
+// RefusedMost returns the keys that were refused most, at most n.
+func (r *Result) RefusedMost(n int) []Key {
+	return r.first(n, func(k *keyState) bool { return k.count.Refused() > 0 }, func(a, b *keyState) int {
+		return cmp.Or(cmp.Compare(b.count.Refused(), a.count.Refused()), cmp.Compare(b.count.Requests, a.count.Requests), cmp.Compare(a.name, b.name))
+	})
+}
+
+// WaitedLongest returns the keys with the longest waits, at most n.
+func (r *Result) WaitedLongest(n int) []Key {
+	return r.first(n, func(k *keyState) bool { return k.count.Waited > 0 }, func(a, b *keyState) int {
+		return cmp.Or(cmp.Compare(b.count.Longest, a.count.Longest), cmp.Compare(b.count.TotalWait, a.count.TotalWait), cmp.Compare(a.name, b.name))
+	})
+}
+
+// first returns the first n, in the order of compare, of those keys that are wanted. There
+// may be many more that are not.
+func (r *Result) first(n int, wanted func(*keyState) bool, compare func(a, b *keyState) int) []Key {
+	var some []*keyState
+	for _, k := range r.keys {
+		if wanted(k) {
+			some = append(some, k)
+		}
+	}
+	slices.SortFunc(some, compare)
+	var all []Key
+	for _, k := range some[:min(n, len(some))] {
+		all = append(all, Key{k.name, k.rule.rule.Key, k.count})
+	}
+	return all
+}
+
+// AddressesRefusedMost returns the addresses whose requests were refused most, at most n.
+// An address may have several keys, as of several routes, and a key may have several
+// addresses.
+func (r *Result) AddressesRefusedMost(n int) []string {
+	all := slices.SortedFunc(maps.Keys(r.refused), func(a, b string) int {
+		return cmp.Or(cmp.Compare(r.refused[b], r.refused[a]), cmp.Compare(a, b))
+	})
+	return all[:min(n, len(all))]
+}
+
+// A Count says what became of requests. Each counts in one of AtOnce, Waited, QueueFull
+// and TooLate.
+type Count struct {
+	Requests  int
+	AtOnce    int // left at once
+	Waited    int // left after a wait
+	QueueFull int // refused, as the line was full
+	TooLate   int // refused, as the wait would have been longer than the limits allow
+	TotalWait time.Duration
+	Longest   time.Duration // wait
+}
+
+// Refused returns how many were refused.
+func (c *Count) Refused() int { return c.QueueFull + c.TooLate }
+
+func (c *Count) add(f replay.Fate) {
+	c.Requests++
+	switch {
+	case f.Result == replay.QueueFull:
+		c.QueueFull++
+	case f.Result == replay.TooLate:
+		c.TooLate++
+	case f.Waited > 0:
+		c.Waited++
+		c.TotalWait += f.Waited
+		c.Longest = max(c.Longest, f.Waited)
+	default:
+		c.AtOnce++
+	}
+}
+
+// plus adds another count to c.
+func (c *Count) plus(other Count) {
+	c.Requests += other.Requests
+	c.AtOnce += other.AtOnce
+	c.Waited += other.Waited
+	c.QueueFull += other.QueueFull
+	c.TooLate += other.TooLate
+	c.TotalWait += other.TotalWait
+	c.Longest = max(c.Longest, other.Longest)
+}
+
+// fineness is how many bits of a wait are kept: its bucket is narrower than 1/128 of it.
+const fineness = 7
+
+// Waits counts waits in buckets whose width grows with the wait, so that a million of
+// them take no more room than a thousand. Of each bucket it remembers the longest wait, so
+// its quantiles are exact where all waits of a bucket are the same, and never more than
+// 0.8 % too long.
+type Waits struct {
+	buckets []waitBucket // by index
+	n       int
+}
+
+type waitBucket struct {
+	n       int
+	longest time.Duration
+}
+
+// Add counts a wait.
+func (w *Waits) Add(d time.Duration) {
+	i := index(d)
+	for len(w.buckets) <= i {
+		w.buckets = append(w.buckets, waitBucket{})
+	}
+	b := &w.buckets[i]
+	b.n++
+	b.longest = max(b.longest, d)
+	w.n++
+}
+
+// index returns the number of the bucket of a wait. The buckets up to 2⁸ ns are a
+// nanosecond wide, and from each power of two on twice as wide.
+func index(d time.Duration) int {
+	shift := max(0, bits.Len64(uint64(d))-fineness-1)
+	return shift<<fineness + int(d>>shift)
+}
+
+// Quantile returns a wait that a share q of all waits did not exceed: the shortest such
+// wait, or up to 0.8 % more. Without waits it is 0.
+func (w *Waits) Quantile(q float64) time.Duration {
+	rank := max(1, int(math.Ceil(q*float64(w.n))))
+	for _, b := range w.buckets {
+		if rank -= b.n; rank <= 0 {
+			return b.longest
+		}
+	}
+	return 0
+}
+
+// Longest returns the longest wait, or 0.
+func (w *Waits) Longest() time.Duration { return w.Quantile(1) }
+
+// maxBins is how many bins a series has at most. A picture shows no more.
+const maxBins = 240
+
+// A Bin counts the events in one piece of the time.
+type Bin struct {
+	Arrived, Left, Refused int
+	Waiting                time.Duration // of all that waited then, added up: divided by the width it is how many waited on average
+}
+
+// A Series counts events over time. Bin i begins i widths after the first arrival of the log.
+type Series struct {
+	clock *clock
+	bins  []Bin
+}
+
+// Width returns how long a bin lasts.
+func (s *Series) Width() time.Duration { return s.clock.width }
+
+// Bins returns the bins, up to the last in which something happened.
+func (s *Series) Bins() []Bin { return s.bins }
+
+// A clock has the width of the bins of several series. The length of a log is
+// unknown when it is read from a pipe, so the bins are narrow at first, and twice as wide
+// whenever there would be too many.
+type clock struct {
+	width time.Duration
+	all   []*Series
+}
+
+func newClock() *clock { return &clock{width: time.Millisecond} }
+
+func (c *clock) newSeries() *Series {
+	s := &Series{clock: c}
+	c.all = append(c.all, s)
+	return s
+}
+
+// bin returns the bin of an instant.
+func (s *Series) bin(at time.Duration) *Bin {
+	for int(at/s.clock.width) >= maxBins {
+		s.clock.widen()
+	}
+	i := int(at / s.clock.width)
+	for len(s.bins) <= i {
+		s.bins = append(s.bins, Bin{})
+	}
+	return &s.bins[i]
+}
+
+// widen makes one bin of two.
+func (c *clock) widen() {
+	c.width *= 2
+	for _, s := range c.all {
+		for i, b := range s.bins {
+			if i%2 == 0 {
+				s.bins[i/2] = b
+				continue
+			}
+			to := &s.bins[i/2]
+			to.Arrived += b.Arrived
+			to.Left += b.Left
+			to.Refused += b.Refused
+			to.Waiting += b.Waiting
+		}
+		s.bins = s.bins[:(len(s.bins)+1)/2]
+	}
+}
+
+func (s *Series) add(at time.Duration, f replay.Fate) {
+	s.bin(at).Arrived++
+	if f.Result != replay.Departed {
+		s.bin(at).Refused++
+		return
+	}
+	leaves := at + f.Waited
+	s.bin(leaves).Left++
+	for at < leaves {
+		width := s.clock.width
+		end := min(leaves, at-at%width+width)
+		s.bins[at/width].Waiting += end - at
+		at = end
+	}
 }
