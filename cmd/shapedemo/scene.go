@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -76,17 +79,24 @@ func printLimits(t *terminal, l shaper.Limits) {
 	t.say("  limits     %s:%s%s", l, indent, strings.Join(limitwords.Of(l), indent))
 }
 
-// verdict prints the faults of a scene, or, if there are none, its result. It returns the exit
-// status.
-func verdict(t *terminal, shown string, faults []string) (status int) {
+// conclude prints the faults of a scene. If there are none, it prints the result and writes
+// the picture that -svg asks for. It returns the exit status.
+func conclude(t *terminal, c config, shown string, faults []string, picture func() string) (status int, err error) {
 	for _, fault := range faults {
 		t.say("%s %s", t.coloured(red, "✗"), fault)
 	}
 	if len(faults) > 0 {
-		return exitFailed
+		return exitFailed, nil
 	}
 	t.say("%s %s", t.coloured(green, "✓"), shown)
-	return exitOK
+	if c.svg == "" {
+		return exitOK, nil
+	}
+	if err := os.WriteFile(c.svg, []byte(picture()), 0o644); err != nil {
+		return exitFailed, err
+	}
+	t.say("The picture is in %s.", c.svg)
+	return exitOK, nil
 }
 
 // A loopback is a real HTTP server on a free port of 127.0.0.1. Only this
@@ -175,4 +185,282 @@ func quantile(times []time.Duration, q float64) string {
 func respond(w http.ResponseWriter, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = io.WriteString(w, text)
+}
+
+// span returns the instants of the first arrival and of the last event. There
+// must be an arrival.
+func (t trial) span() (begin, end time.Time) {
+	begin = t.arrived[0]
+	for _, instants := range [][]time.Time{t.arrived, t.reached, t.disconnects} {
+		if n := len(instants); n > 0 && instants[n-1].After(end) {
+			end = instants[n-1]
+		}
+	}
+	return begin, end
+}
+
+const (
+	chartColumns = 36 // about that many; each is two characters wide
+	chartRows    = 5  // height of the highest bar
+)
+
+// burstChart draws both trials as bars over time, all in the same scale.
+func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
+	if len(direct.reached) == 0 || len(shaped.arrived) == 0 {
+		return "No request arrived: there is nothing to draw.\n"
+	}
+	begin, end := shaped.span()
+	// A column is a whole number of the shaper's intervals, or an interval a whole
+	// number of columns: otherwise an even flow would look uneven. Columns begin in the
+	// middle between two departures, so that a departure that is a little early or late
+	// is not counted in the column of its neighbour.
+	every := max(end.Sub(begin).Seconds(), 1e-6) / chartColumns
+	switch {
+	case info.unlimited:
+	case info.interval <= every:
+		every = info.interval * math.Ceil(every/info.interval)
+	default:
+		every = info.interval / math.Floor(info.interval/every)
+	}
+	lead := min(info.interval, every) / 2
+	columns := int((end.Sub(begin).Seconds()+lead)/every) + 1
+
+	count := func(begin time.Time, at []time.Time) []int {
+		counts := make([]int, columns)
+		for _, a := range at {
+			column := int((a.Sub(begin).Seconds() + lead) / every)
+			counts[min(max(column, 0), columns-1)]++
+		}
+		return counts
+	}
+	all := []series{
+		{"direct: " + countAndSpan("reach the upstream", direct.reached), red, count(direct.reached[0], direct.reached)},
+		{"shaped: " + countAndSpan("arrive at the proxy", shaped.arrived), yellow, count(begin, shaped.arrived)},
+	}
+	if len(shaped.disconnects) > 0 {
+		all = append(all, series{"shaped: " + countAndSpan("disconnect while waiting", shaped.disconnects), blue, count(begin, shaped.disconnects)})
+	}
+	all = append(all, series{"shaped: " + countAndSpan("reach the upstream", shaped.reached), green, count(begin, shaped.reached)})
+
+	return chart(t, all, every, lead, fmt.Sprintf("one column is %s; the number is how many requests the highest bar counts", limitwords.Seconds(every)))
+}
+
+// A series is counts over time, a column each.
+type series struct {
+	title  string
+	colour colour
+	counts []int
+}
+
+// chart draws series as bars, all in the same scale, over columns of every seconds each. The first
+// column begins lead before 0.
+func chart(t *terminal, all []series, every, lead float64, note string) string {
+	var b strings.Builder
+	peak := 1
+	for _, s := range all {
+		peak = max(peak, slices.Max(s.counts))
+	}
+	for _, s := range all {
+		fmt.Fprintf(&b, "  %s\n", t.coloured(bold, s.title))
+		label := fmt.Sprint(slices.Max(s.counts))
+		for _, row := range bars(s.counts, peak) {
+			fmt.Fprintf(&b, "%6s %s\n", label, t.coloured(s.colour, row))
+			label = ""
+		}
+	}
+	b.WriteString(axis(len(all[0].counts), every, lead))
+	fmt.Fprintf(&b, "  %s\n", t.coloured(faint, note))
+	return b.String()
+}
+
+// axis draws the time axis below columns of every seconds each, with labels at round times. The
+// first column begins lead before 0.
+func axis(columns int, every, lead float64) string {
+	const margin = "       " // left of the bars, for the number of the highest one
+	width, length := 2*columns-1, float64(columns)*every
+	step, unit := roundStep(length/6), limitwords.UnitFor(length)
+	line := []rune(strings.Repeat("─", width))
+	labels := []rune(strings.Repeat(" ", width+8))
+	for i := 0; ; i++ {
+		at := int(2 * (float64(i)*step + lead) / every)
+		if at >= width {
+			break
+		}
+		line[at] = '┴'
+		copy(labels[at:], []rune(fmt.Sprintf("%.6g %s", float64(i)*step/unit.Length, unit.Name)))
+	}
+	return fmt.Sprintf("%s%s\n%s%s\n", margin, string(line), margin, strings.TrimRight(string(labels), " "))
+}
+
+// countAndSpan returns the text of how many requests or clients did what, and
+// within which time.
+func countAndSpan(did string, at []time.Time) string {
+	text := fmt.Sprintf("%d %s", len(at), did)
+	if len(at) > 1 {
+		text += " within " + limitwords.Seconds(at[len(at)-1].Sub(at[0]).Seconds())
+	}
+	return text
+}
+
+// bars draws counts as upright bars, each two characters wide. It returns the
+// rows from top to bottom, without empty rows on top.
+func bars(counts []int, peak int) (rows []string) {
+	steps := []rune(" ▁▂▃▄▅▆▇█")
+	for row := chartRows - 1; row >= 0; row-- {
+		var b strings.Builder
+		for _, n := range counts {
+			height := int(math.Round(float64(n) / float64(peak) * chartRows * 8))
+			if n > 0 {
+				height = max(height, 1) // Even one request among many is shown.
+			}
+			b.WriteRune(steps[min(max(height-row*8, 0), 8)])
+			b.WriteByte(' ')
+		}
+		if line := strings.TrimRight(b.String(), " "); line != "" || row == 0 {
+			rows = append(rows, line)
+		}
+	}
+	return rows
+}
+
+// The dimensions of the drawing, in pixels.
+const (
+	svgWidth          = 760
+	svgHeight         = 256
+	svgLeft           = 24
+	svgRight          = 736
+	stacksBase        = 138.0 // y of the bottom of the stacks of arrivals
+	stacksHeight      = 122.0
+	dotWidth          = 5
+	disconnectsBase   = 153.0 // y of the bottom of the marks of clients that disconnect
+	disconnectsHeight = 9.0
+	ticksBase         = 224.0 // y of the bottom of the ticks of departures
+	ticksHeight       = 34.0
+)
+
+// svgStyle has colours for light and for dark pages, and uses the reader's own
+// font. It has no CSS variables, because some SVG viewers do not support them.
+const svgStyle = `svg{font:13px system-ui,sans-serif}` +
+	`text,.t{fill:#1b1f24}.m{fill:#656d76}.l{stroke:#c4ccd4}` +
+	`.a{fill:#0072b2;stroke:#0072b2}.r{fill:#b84f00;stroke:#d55e00}.d{fill:#00785a;stroke:#00785a}.v{fill:#96417a;stroke:#b0588f}` +
+	`@media(prefers-color-scheme:dark){text,.t{fill:#e6e8eb}.m{fill:#9198a1}.l{stroke:#4a525c}` +
+	`.a{fill:#56b4e9;stroke:#56b4e9}.r{fill:#f0883e;stroke:#f0883e}.d{fill:#2fc99a;stroke:#2fc99a}.v{fill:#e39ccb;stroke:#e39ccb}}` +
+	`path.a,path.r,path.d,path.v{fill:none}text.a,text.r,text.d,text.v{stroke:none}`
+
+// A drawing is the text of an SVG.
+type drawing struct{ strings.Builder }
+
+func (d *drawing) add(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
+
+// times draws a time axis of so many seconds, with labels at round times, below y.
+func (d *drawing) times(y, length float64) {
+	step, unit := roundStep(length/6), limitwords.UnitFor(length)
+	for i := 0; float64(i)*step <= length; i++ {
+		at := svgLeft + float64(i)*step/length*(svgRight-svgLeft)
+		d.add(`<path class="l" d="M%.1f %.0fv5"/><text class="m" x="%.0f" y="%.0f" text-anchor="middle">%.6g %s</text>`,
+			at, y+1, at, y+20, float64(i)*step/unit.Length, unit.Name)
+	}
+}
+
+// burstSVG draws the shaped trial as an SVG. On top, each arrival at the proxy is
+// a dot, stacked where many come at once. At the bottom, each arrival at the
+// upstream is a tick. Between them, a short mark is a client that disconnected.
+func burstSVG(info limitsInfo, shaped trial) string {
+	if len(shaped.arrived) == 0 || len(shaped.reached) == 0 {
+		return ""
+	}
+	begin, end := shaped.span()
+	length := max(end.Sub(begin).Seconds(), 1e-6)
+	x := func(at time.Time) float64 {
+		return svgLeft + at.Sub(begin).Seconds()/length*(svgRight-svgLeft)
+	}
+	var b drawing
+	disconnected := ""
+	if shaped.left > 0 {
+		disconnected = fmt.Sprintf(", %d disconnect while they wait", shaped.left)
+	}
+	b.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-label="With limits %s, a ragged burst of %s; %d are refused at once%s and %d reach the upstream evenly within %s"><style>%s</style>`,
+		svgWidth, svgHeight, info.limits, countAndSpan("requests arrives", shaped.arrived), shaped.refused, disconnected, len(shaped.reached),
+		limitwords.Seconds(shaped.reached[len(shaped.reached)-1].Sub(shaped.reached[0]).Seconds()), svgStyle)
+	for _, foot := range []float64{stacksBase, ticksBase} {
+		b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, foot+0.5, svgRight+4)
+	}
+	b.times(ticksBase, length)
+	stacks, edge := dotStacks(shaped.requests, x)
+	b.WriteString(stacks)
+	if shaped.left > 0 {
+		b.add(`<path class="v" stroke-width="1.6" d="%s"/>`, ticks(shaped.disconnects, x, disconnectsBase, disconnectsHeight))
+	}
+	b.add(`<path class="d" stroke-width="2.4" d="%s"/>`, ticks(shaped.reached, x, ticksBase, ticksHeight))
+
+	y := 44
+	line := func(class, format string, args ...any) {
+		b.add(`<text class="%s" x="%.0f" y="%d">%s</text>`, class, edge+24, y, fmt.Sprintf(format, args...))
+		y += 22
+	}
+	line("t", "A ragged burst goes in: %s", countAndSpan("requests", shaped.arrived))
+	line("a", "%d are admitted, and wait up to %s", shaped.served+shaped.left, limitwords.Seconds(shaped.longestWait.Seconds()))
+	if shaped.left > 0 {
+		line("v", "%d of these disconnect while they wait, and %s", shaped.left, costInSlots(wastedSlots(info, shaped)))
+	}
+	if shaped.refused > 0 {
+		line("r", "%d do not fit, and are refused at once", shaped.refused)
+	}
+	out := "A comb comes out"
+	if !info.unlimited {
+		out += ": one every " + limitwords.Seconds(info.interval)
+	}
+	b.add(`<text class="d" x="%d" y="%.0f">%s</text>`, svgLeft, ticksBase-ticksHeight-10, out)
+	return b.String() + "</svg>\n"
+}
+
+// dotStacks draws requests as stacks of dots, in the order in which they arrived. It
+// returns one path for each class of dots, and the x of their right edge.
+func dotStacks(requests []*requestLog, x func(time.Time) float64) (stacks string, edge float64) {
+	column := func(r *requestLog) int { return int(x(r.arrived) / (dotWidth + 1)) }
+	heights := make([]int, svgWidth)
+	for _, r := range requests {
+		heights[column(r)]++
+	}
+	pitch := min(4, stacksHeight/float64(slices.Max(heights)))
+	clear(heights)
+	paths := map[string]string{} // by class, and so by colour
+	for _, r := range requests {
+		at, class := column(r), "a"
+		switch {
+		case !r.refused.IsZero():
+			class = "r"
+		case !r.client.leftAt().IsZero():
+			class = "v"
+		}
+		left := float64(at * (dotWidth + 1))
+		edge = max(edge, left+dotWidth)
+		paths[class] += fmt.Sprintf("M%.0f %.1fh%d", left, stacksBase-(float64(heights[at])+0.5)*pitch, dotWidth)
+		heights[at]++
+	}
+	for _, class := range slices.Sorted(maps.Keys(paths)) {
+		stacks += fmt.Sprintf(`<path class="%s" stroke-width="%.1f" d="%s"/>`+"\n", class, pitch*0.75, paths[class])
+	}
+	return stacks, edge
+}
+
+// ticks draws instants as upright marks.
+func ticks(instants []time.Time, x func(time.Time) float64, foot, height float64) string {
+	var b strings.Builder
+	for _, at := range instants {
+		fmt.Fprintf(&b, "M%.1f %.0fv-%.0f", x(at), foot, height)
+	}
+	return b.String()
+}
+
+// roundStep returns the smallest of 1, 2 and 5 times a power of ten that is at
+// least that many seconds.
+func roundStep(minimum float64) float64 {
+	power := math.Pow(10, math.Floor(math.Log10(minimum)))
+	for _, n := range []float64{1, 2, 5} {
+		if n*power >= minimum {
+			return n * power
+		}
+	}
+	return 10 * power
 }

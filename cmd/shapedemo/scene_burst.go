@@ -7,7 +7,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"time"
 
@@ -52,14 +51,7 @@ func showBurst(ctx context.Context, t *terminal, c config) (status int, err erro
 
 	t.say("%s", burstChart(t, info, direct, shaped))
 	t.say("%s", burstTable(t, info, direct, shaped))
-	status = verdict(t, burstVerdict(info, direct, shaped), judgeBurst(info, size, direct, shaped))
-	if c.svg != "" && status == exitOK {
-		if err := os.WriteFile(c.svg, []byte(burstSVG(info, shaped)), 0o644); err != nil {
-			return exitFailed, err
-		}
-		t.say("The picture is in %s.", c.svg)
-	}
-	return status, nil
+	return conclude(t, c, burstVerdict(info, direct, shaped), judgeBurst(info, size, direct, shaped), func() string { return burstSVG(info, shaped) })
 }
 
 // announce returns the text to print about a burst before it is sent through
@@ -332,7 +324,7 @@ func costInSlots(slots int) string {
 
 // burstTable returns a table of the results without and with the shaper.
 func burstTable(t *terminal, info limitsInfo, direct, shaped trial) string {
-	b := newTable(t)
+	b := newTable(t, "direct", "shaped")
 	b.row("sent", direct.sent, shaped.sent)
 	if shaped.impatient > 0 {
 		b.row("by impatient clients", "-", shaped.impatient)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -86,14 +85,7 @@ func showFair(ctx context.Context, t *terminal, c config) (status int, err error
 	}
 	t.say("%s", fairChart(t, span, plain, fair))
 	t.say("%s", fairTable(t, plain, fair))
-	status = verdict(t, fairVerdict(plain, fair), judgeFair(plain, fair))
-	if c.svg != "" && status == exitOK {
-		if err := os.WriteFile(c.svg, []byte(fairSVG(c.limits, plain, fair)), 0o644); err != nil {
-			return exitFailed, err
-		}
-		t.say("The picture is in %s.", c.svg)
-	}
-	return status, nil
+	return conclude(t, c, fairVerdict(plain, fair), judgeFair(plain, fair), func() string { return fairSVG(c.limits, plain, fair) })
 }
 
 // callBesideABurst sends the same requests through both kinds of line at once.
@@ -176,35 +168,19 @@ func fairChart(t *terminal, span time.Duration, plain, fair fairRun) string {
 		return counts
 	}
 	left := func(d departure) time.Time { return d.at }
-	var b strings.Builder
-	for _, s := range []struct {
-		title  string
-		colour colour
-		counts []int
-	}{
+	return chart(t, []series{
 		{"requests of people come, and the burst at 0", yellow, count(fair, func(d departure) time.Time { return d.wanted })},
 		{"they leave one line", red, count(plain, left)},
 		{"they leave with fair queueing", green, count(fair, left)},
-	} {
-		fmt.Fprintf(&b, "  %s\n", t.coloured(bold, s.title))
-		label := fmt.Sprint(slices.Max(s.counts))
-		for _, row := range bars(s.counts, fairPeople*fairCalls/2) {
-			fmt.Fprintf(&b, "%6s %s\n", label, t.coloured(s.colour, row))
-			label = ""
-		}
-	}
-	b.WriteString(axis(chartColumns+1, every, 0))
-	fmt.Fprintf(&b, "  %s\n", t.coloured(faint, "the number is how many requests the highest bar counts"))
-	return b.String()
+	}, every, 0, "the number is how many requests the highest bar counts")
 }
 
 // fairTable returns a table of waits, in the time of the scene.
 func fairTable(t *terminal, plain, fair fairRun) string {
-	var b strings.Builder
+	b := newTable(t, "one line", "fair")
 	row := func(name string, of func(fairRun) time.Duration) {
-		fmt.Fprintf(&b, "  %-36s %10s %10s\n", name, limitwords.Seconds(of(plain).Seconds()), limitwords.Seconds(of(fair).Seconds()))
+		b.row(name, limitwords.Seconds(of(plain).Seconds()), limitwords.Seconds(of(fair).Seconds()))
 	}
-	fmt.Fprintln(&b, t.coloured(bold, fmt.Sprintf("  %-36s %10s %10s", "", "one line", "fair")))
 	for _, who := range []struct {
 		name   string
 		people bool
@@ -263,8 +239,7 @@ const (
 
 // fairSVG draws arrivals above, one row for each person, and below which of them left when: in one line, and with fair queueing.
 func fairSVG(l shaper.Limits, plain, fair fairRun) string {
-	var b strings.Builder
-	add := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	var b drawing
 	length := max(plain.end(), fair.end()).Seconds()
 	x := func(r fairRun, at time.Time) float64 {
 		return svgLeft + r.sceneTime(at).Seconds()/length*(svgRight-svgLeft)
@@ -273,18 +248,18 @@ func fairSVG(l shaper.Limits, plain, fair fairRun) string {
 	inOneLine, _ := waits(plain.of(true))
 	byTurns, _ := waits(fair.of(true))
 	height := arrivalsBase + 2*fairComb + 52
-	add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" role="img" aria-label="With limits %s, a burst of %d beside %d people: a person waits %s on average in one line, %s with fair queueing"><style>%stspan{stroke:none}.o{stroke-linecap:round;stroke-width:5.5}</style>`,
+	b.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" role="img" aria-label="With limits %s, a burst of %d beside %d people: a person waits %s on average in one line, %s with fair queueing"><style>%stspan{stroke:none}.o{stroke-linecap:round;stroke-width:5.5}</style>`,
 		svgWidth, height, l, fairBurst, fairPeople, limitwords.Seconds(inOneLine.Seconds()), limitwords.Seconds(byTurns.Seconds()), svgStyle)
 
-	add(`<text x="%d" y="16"><tspan class="a">A burst of %d comes at once</tspan>, and beside it <tspan class="r">calls of %d people</tspan>, one row each</text>`,
+	b.add(`<text x="%d" y="16"><tspan class="a">A burst of %d comes at once</tspan>, and beside it <tspan class="r">calls of %d people</tspan>, one row each</text>`,
 		svgLeft, fairBurst, fairPeople)
-	add(`<path class="a" stroke-width="6" d="M%d %.0fV%.0f"/>`, svgLeft, fairTop-fairRow, arrivalsBase)
+	b.add(`<path class="a" stroke-width="6" d="M%d %.0fV%.0f"/>`, svgLeft, fairTop-fairRow, arrivalsBase)
 	var arrivals strings.Builder
 	for _, d := range fair.of(true) {
 		fmt.Fprintf(&arrivals, "M%.1f %.1fh0", x(fair, d.wanted), fairTop+float64(d.key-1)*fairRow)
 	}
-	add(`<path class="r o" d="%s"/>`, arrivals.String())
-	add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, arrivalsBase+0.5, svgRight+4)
+	b.add(`<path class="r o" d="%s"/>`, arrivals.String())
+	b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, arrivalsBase+0.5, svgRight+4)
 
 	for i, comb := range []struct {
 		title string
@@ -292,7 +267,7 @@ func fairSVG(l shaper.Limits, plain, fair fairRun) string {
 		wait  time.Duration
 	}{{"They leave one line", plain, inOneLine}, {"They leave with fair queueing", fair, byTurns}} {
 		base := arrivalsBase + float64(i+1)*fairComb
-		add(`<text class="t" x="%d" y="%.0f">%s: a person waits %s on average</text>`,
+		b.add(`<text class="t" x="%d" y="%.0f">%s: a person waits %s on average</text>`,
 			svgLeft, base-fairToothLong-12, comb.title, limitwords.Seconds(comb.wait.Seconds()))
 		var burst, people []time.Time
 		var tops strings.Builder
@@ -305,17 +280,12 @@ func fairSVG(l shaper.Limits, plain, fair fairRun) string {
 			fmt.Fprintf(&tops, "M%.1f %.1fh0", x(comb.run, d.at), base-fairToothLong)
 		}
 		along := func(at time.Time) float64 { return x(comb.run, at) }
-		add(`<path class="a" stroke-width="0.35" d="%s"/>`, ticks(burst, along, base, fairToothShort))
-		add(`<path class="r" stroke-width="1.2" d="%s"/><path class="r o" d="%s"/>`, ticks(people, along, base, fairToothLong), tops.String())
-		add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, base+0.5, svgRight+4)
+		b.add(`<path class="a" stroke-width="0.35" d="%s"/>`, ticks(burst, along, base, fairToothShort))
+		b.add(`<path class="r" stroke-width="1.2" d="%s"/><path class="r o" d="%s"/>`, ticks(people, along, base, fairToothLong), tops.String())
+		b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, base+0.5, svgRight+4)
 	}
-	step, unit := roundStep(length/6), limitwords.UnitFor(length)
 	base := arrivalsBase + 2*fairComb
-	for i := 0; float64(i)*step <= length; i++ {
-		at := svgLeft + float64(i)*step/length*(svgRight-svgLeft)
-		add(`<path class="l" d="M%.1f %.0fv5"/><text class="m" x="%.0f" y="%.0f" text-anchor="middle">%.6g %s</text>`,
-			at, base+1, at, base+20, float64(i)*step/unit.Length, unit.Name)
-	}
-	add(`<text class="m" x="%d" y="%.0f">short teeth: requests of the burst; long teeth with a head: requests of people</text>`, svgLeft, base+42)
+	b.times(base, length)
+	b.add(`<text class="m" x="%d" y="%.0f">short teeth: requests of the burst; long teeth with a head: requests of people</text>`, svgLeft, base+42)
 	return b.String() + "</svg>\n"
 }

@@ -58,10 +58,10 @@ func showOutbound(ctx context.Context, t *terminal, c config) (status int, err e
 		return exitFailed, err
 	}
 	t.say("%s", outboundTable(t, direct, shaped))
-	status = verdict(t, fmt.Sprintf("Direct: %s by the API, %d served.\n  Through the Transport: none refused, %d served.",
-		wereRefused(direct.refused), direct.served, shaped.served), judgeOutbound(info, interval, direct, shaped))
+	status, err = conclude(t, c, fmt.Sprintf("Direct: %s by the API, %d served.\n  Through the Transport: none refused, %d served.",
+		wereRefused(direct.refused), direct.served, shaped.served), judgeOutbound(info, interval, direct, shaped), nil)
 	if c.once {
-		return status, nil
+		return status, err
 	}
 	return exitOK, callUntilInterrupted(ctx, t, c, interval)
 }
@@ -175,7 +175,7 @@ func callAll(ctx context.Context, n int, client *http.Client, target string, not
 
 // outboundTable returns a table of the callers' answers, directly and shaped.
 func outboundTable(t *terminal, direct, shaped poolResult) string {
-	b := newTable(t)
+	b := newTable(t, "direct", "shaped")
 	b.row("calls answered", direct.sent, shaped.sent)
 	b.row("served", direct.served, shaped.served)
 	b.row("refused by the API, with 429", direct.refused, shaped.refused)

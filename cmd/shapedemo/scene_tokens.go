@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -60,14 +59,9 @@ func showTokens(ctx context.Context, t *terminal, c config) (status int, err err
 		return exitFailed, err
 	}
 	t.say("%s", tokensTable(t, direct, unsettled, settled))
-	if c.svg != "" {
-		if err := os.WriteFile(c.svg, []byte(tokensSVG(c.limits, unsettled, settled)), 0o644); err != nil {
-			return exitFailed, err
-		}
-		t.say("The picture is in %s.\n", c.svg)
-	}
-	return verdict(t, fmt.Sprintf("Settled, %s calls a minute leave in place of %s, and the API refuses none.",
-		formatDecimal(settled.perMinute()), formatDecimal(unsettled.perMinute())), judgeTokens(direct, unsettled, settled)), nil
+	return conclude(t, c, fmt.Sprintf("Settled, %s calls a minute leave in place of %s, and the API refuses none.",
+		formatDecimal(settled.perMinute()), formatDecimal(unsettled.perMinute())), judgeTokens(direct, unsettled, settled),
+		func() string { return tokensSVG(c.limits, unsettled, settled) })
 }
 
 // callForTokens calls in the three ways at once, each at an API of its own.
@@ -203,17 +197,14 @@ func (a *tokenAPI) take(n int) bool {
 
 // tokensTable returns a table of the callers' answers.
 func tokensTable(t *terminal, direct, unsettled, settled tokenRun) string {
-	var b strings.Builder
-	row := func(name string, of func(tokenRun) string) string {
-		return fmt.Sprintf("  %-32s %10s %10s %10s", name, of(direct), of(unsettled), of(settled))
-	}
-	fmt.Fprintln(&b, t.coloured(bold, fmt.Sprintf("  %-32s %10s %10s %10s", "", "backoff", "unsettled", "settled")))
-	fmt.Fprintln(&b, row("calls served a minute", func(r tokenRun) string { return formatDecimal(r.perMinute()) }))
-	fmt.Fprintln(&b, row("of the tokens allowed, used", func(r tokenRun) string {
+	b := newTable(t, "backoff", "unsettled", "settled")
+	row := func(name string, of func(tokenRun) any) { b.row(name, of(direct), of(unsettled), of(settled)) }
+	row("calls served a minute", func(r tokenRun) any { return formatDecimal(r.perMinute()) })
+	row("of the tokens allowed, used", func(r tokenRun) any {
 		return fmt.Sprintf("%.0f %%", 100*float64(r.used)/(tokensAPI*tokensSpan.Minutes()))
-	}))
-	fmt.Fprintln(&b, row("refused by the API, with 429", func(r tokenRun) string { return fmt.Sprint(r.refused) }))
-	fmt.Fprintln(&b, row("longest wait for the API", func(r tokenRun) string { return limitwords.Seconds(r.longest.Seconds()) }))
+	})
+	row("refused by the API, with 429", func(r tokenRun) any { return r.refused })
+	row("longest wait for the API", func(r tokenRun) any { return limitwords.Seconds(r.longest.Seconds()) })
 	return b.String()
 }
 
@@ -242,12 +233,11 @@ const (
 // tokensSVG draws the level of the bucket without and with settling: reservations that are not settled are
 // hatched, and departures are ticks below.
 func tokensSVG(l shaper.Limits, unsettled, settled tokenRun) string {
-	var b strings.Builder
-	add := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	var b drawing
 	height := 2*tokensPanelHeight + 40
-	add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" role="img" aria-label="With limits %s, calls that may take %d tokens and take some 700: %s calls a minute leave without settling, %s with it"><style>%s.h{stroke-width:1}.f{fill-opacity:.18;stroke:none}</style>`,
+	b.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" role="img" aria-label="With limits %s, calls that may take %d tokens and take some 700: %s calls a minute leave without settling, %s with it"><style>%s.h{stroke-width:1}.f{fill-opacity:.18;stroke:none}</style>`,
 		svgWidth, height, l, tokensEstimate, formatDecimal(unsettled.perMinute()), formatDecimal(settled.perMinute()), svgStyle)
-	add(`<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="a h" d="M0 0v6"/></pattern></defs>`)
+	b.add(`<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="a h" d="M0 0v6"/></pattern></defs>`)
 	for i, panel := range []struct {
 		title string
 		run   tokenRun
@@ -261,8 +251,8 @@ func tokensSVG(l shaper.Limits, unsettled, settled tokenRun) string {
 			return svgLeft + at.Sub(panel.run.begin).Seconds()*tokensSpeed/tokensSpan.Seconds()*(svgRight-svgLeft)
 		}
 		y := func(level float64) float64 { return base - min(1, level/float64(l.Burst))*tokensLevelHeight }
-		add(`<text class="t" x="%d" y="%.0f">%s: %s calls a minute</text>`, svgLeft, top+16, panel.title, formatDecimal(panel.run.perMinute()))
-		add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, base+0.5, svgRight+4)
+		b.add(`<text class="t" x="%d" y="%.0f">%s: %s calls a minute</text>`, svgLeft, top+16, panel.title, formatDecimal(panel.run.perMinute()))
+		b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, base+0.5, svgRight+4)
 		var over, under, back strings.Builder // the level, what is below the reserved part, and that backwards
 		points := panel.run.levels
 		for n, p := range points {
@@ -274,17 +264,17 @@ func tokensSVG(l shaper.Limits, unsettled, settled tokenRun) string {
 		}
 		if len(points) > 0 {
 			first, last := x(points[0].at), x(points[len(points)-1].at)
-			add(`<path class="f" style="fill:#0072b2" d="M%.1f %.1f%sL%.1f %.1fZ"/>`, first, base, under.String(), last, base)
-			add(`<path style="fill:url(#hatch)" d="M%s%sZ"/>`, over.String()[1:], back.String())
-			add(`<path class="a" stroke-width="1.4" d="M%s"/>`, over.String()[1:])
+			b.add(`<path class="f" style="fill:#0072b2" d="M%.1f %.1f%sL%.1f %.1fZ"/>`, first, base, under.String(), last, base)
+			b.add(`<path style="fill:url(#hatch)" d="M%s%sZ"/>`, over.String()[1:], back.String())
+			b.add(`<path class="a" stroke-width="1.4" d="M%s"/>`, over.String()[1:])
 		}
-		add(`<path class="d" stroke-width="1.2" d="%s"/>`, ticks(panel.run.departed, x, base+4+tokensTickHeight, tokensTickHeight))
+		b.add(`<path class="d" stroke-width="1.2" d="%s"/>`, ticks(panel.run.departed, x, base+4+tokensTickHeight, tokensTickHeight))
 	}
 	foot := 2*tokensPanelHeight - 2
 	for seconds := 0; seconds <= int(tokensSpan.Seconds()); seconds += 20 {
 		at := svgLeft + float64(seconds)/tokensSpan.Seconds()*(svgRight-svgLeft)
-		add(`<text class="m" x="%.0f" y="%.0f" text-anchor="middle">%d s</text>`, at, foot+14, seconds)
+		b.add(`<text class="m" x="%.0f" y="%.0f" text-anchor="middle">%d s</text>`, at, foot+14, seconds)
 	}
-	add(`<text class="m" x="%d" y="%.0f">line: level of the bucket, at most %d tokens; hatched: reserved, not settled; ticks: departures</text>`, svgLeft, foot+34, l.Burst)
+	b.add(`<text class="m" x="%d" y="%.0f">line: level of the bucket, at most %d tokens; hatched: reserved, not settled; ticks: departures</text>`, svgLeft, foot+34, l.Burst)
 	return b.String() + "</svg>\n"
 }

@@ -1,15 +1,19 @@
 package main
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -214,4 +218,317 @@ func TestAnImpatientClientLeavesTheLine(t *testing.T) {
 			require.EqualValues(t, 1, p.shaper.Stats().Abandoned)
 		})
 	}
+}
+
+// watched returns a program that serves and sends no burst, and the address of its page.
+func watched(t *testing.T, args ...string) (p *program, proxy, page string) {
+	t.Helper()
+	p, proxy = serving(t, append([]string{"-burst", "0"}, args...)...)
+	line := p.awaits(t, `Watch it:  http://127\.0\.0\.1:\d+/\n`)
+	return p, proxy, strings.TrimSuffix(strings.TrimPrefix(line, "Watch it:  "), "/\n")
+}
+
+// client is one without connections that outlast a test.
+var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+// postTo presses a button of a page that is served, with header fields if wanted.
+func postTo(t *testing.T, page, name, body string, fields ...string) (status int, state panelState) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, page+"/demo/"+name, strings.NewReader(body))
+	require.NoError(t, err)
+	for i := 0; i < len(fields); i += 2 {
+		r.Header.Set(fields[i], fields[i+1])
+		if fields[i] == "Host" {
+			r.Host = fields[i+1]
+		}
+	}
+	got, err := client.Do(r)
+	require.NoError(t, err)
+	defer got.Body.Close()
+	if got.StatusCode == http.StatusOK {
+		require.NoError(t, json.NewDecoder(got.Body).Decode(&state))
+	}
+	return got.StatusCode, state
+}
+
+// awaitState asks for the state of a demo until it is as wanted.
+func awaitState(t *testing.T, page string, wanted func(panelState) bool) {
+	t.Helper()
+	realtime.Until(t, func() bool {
+		_, state := postTo(t, page, "state", "")
+		return wanted(state)
+	}, "the state is as wanted")
+}
+
+// openStream opens the stream of a page's events, and returns it after its first event.
+func openStream(t *testing.T, page string) *bufio.Reader {
+	t.Helper()
+	r, err := http.NewRequestWithContext(context.Background(), http.MethodGet, page+"/api/events", nil)
+	require.NoError(t, err)
+	got, err := client.Do(r)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = got.Body.Close() })
+	require.Equal(t, http.StatusOK, got.StatusCode)
+	events := bufio.NewReader(got.Body)
+	line, err := events.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "event: hello\n", line)
+	return events
+}
+
+func TestThePageIsServedWithTheDemosButtons(t *testing.T) {
+	t.Parallel()
+	p, _, page := watched(t)
+	got, body := ask(t, page+"/")
+	require.Equal(t, http.StatusOK, got.StatusCode)
+	require.Contains(t, body, `"/demo/panel.js"`)
+	require.Contains(t, body, "proxy")
+	require.Contains(t, got.Header.Get("Content-Security-Policy"), "default-src 'none'")
+	for _, file := range []string{"panel.js", "panel.css"} {
+		got, body = ask(t, page+"/demo/"+file)
+		require.Equal(t, http.StatusOK, got.StatusCode)
+		require.NotEmpty(t, body)
+		require.NotContains(t, body, "innerHTML", "text must stay text")
+		require.Equal(t, "nosniff", got.Header.Get("X-Content-Type-Options"))
+	}
+	got, _ = ask(t, page+"/demo/nothing")
+	require.Equal(t, http.StatusNotFound, got.StatusCode)
+	p.signals <- os.Interrupt
+	require.Equal(t, exitOK, p.ends(t))
+	require.Empty(t, p.stderr.String())
+}
+
+func TestNoPageIsServedWhereNoneIsWanted(t *testing.T) {
+	t.Parallel()
+	p, _ := serving(t, "-burst", "0", "-inspect", "")
+	p.signals <- os.Interrupt
+	require.Equal(t, exitOK, p.ends(t))
+	require.NotContains(t, p.stdout.String(), "Watch it")
+}
+
+// Another site that the visitor has open can send requests to this machine, and can make
+// its own name stand for it.
+func TestNoOtherSitePressesAButton(t *testing.T) {
+	t.Parallel()
+	p, proxy, page := watched(t)
+	for _, fields := range [][]string{
+		{"Sec-Fetch-Site", "cross-site"},
+		{"Sec-Fetch-Site", "same-site"},
+		{"Origin", "http://other.example"},
+		{"Origin", proxy},
+		{"Origin", "null"},
+	} {
+		status, _ := postTo(t, page, "burst", "1", fields...)
+		require.Equal(t, http.StatusForbidden, status, fields)
+	}
+	status, _ := postTo(t, page, "burst", "1", "Host", "other.example")
+	require.Equal(t, http.StatusMisdirectedRequest, status)
+	status, state := postTo(t, page, "stop", "", "Sec-Fetch-Site", "same-origin", "Origin", page)
+	require.Equal(t, http.StatusOK, status)
+	require.Nil(t, state.Errand)
+	p.signals <- os.Interrupt
+	require.Equal(t, exitOK, p.ends(t))
+}
+
+// With a page open, Ctrl-C must not wait for the stream to end: it would never.
+func TestInterruptEndsThePageToo(t *testing.T) {
+	t.Parallel()
+	p, proxy, page := watched(t, "-limits", "1/s depth 4")
+	events := openStream(t, page)
+	statuses := clientsOf(4, proxy)
+	// All have come: each waits, or has been served. One more may leave meanwhile.
+	awaitState(t, page, func(s panelState) bool { return s.Waiting >= 2 && s.Waiting+len(statuses) == 4 })
+	p.signals <- os.Interrupt
+	p.awaits(t, `Draining [1-3] waiting requests?`)
+	got, _ := ask(t, page+"/api/buckets")
+	require.Equal(t, http.StatusOK, got.StatusCode, "the page shows how the line drains")
+	status, _ := postTo(t, page, "burst", "1")
+	require.Equal(t, http.StatusBadRequest, status)
+	require.Equal(t, map[int]int{200: 4}, tallyOf(t, 4, statuses))
+	require.Equal(t, exitOK, p.ends(t))
+	rest, err := io.ReadAll(events)
+	require.NoError(t, err, "the stream ends, and is not cut off")
+	require.Contains(t, string(rest), "event: bye\n")
+	require.Regexp(t, `Drained: [1-3] served, 0 gave up\.\n$`, p.stdout.String())
+	require.Empty(t, p.stderr.String())
+}
+
+// panelAt returns the panel of a shaper, whose clients s answers. It works in bubbles only.
+func panelAt(t *testing.T, limits string, s *stubbedProxy) *panel {
+	t.Helper()
+	shaped, err := shaper.New(limitsOf(t, limits))
+	require.NoError(t, err)
+	clients := newSimulatedClients("")
+	clients.get, s.begin = s.serve, time.Now()
+	t.Cleanup(func() {
+		clients.close()
+		require.NoError(t, shaped.Close())
+	})
+	return newPanel(shaped, clients, false)
+}
+
+// press presses a button, and returns the state or the sentence about the mistake.
+func press(t *testing.T, p *panel, name, value string) (s panelState, wrong string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	p.handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/demo/"+name, strings.NewReader(value)))
+	if w.Code != http.StatusOK {
+		return s, w.Body.String()
+	}
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &s))
+	return s, ""
+}
+
+func TestAButtonSaysWhatIsWrong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := panelAt(t, defaultLimits, &stubbedProxy{takes: time.Second})
+		for _, row := range []struct{ name, value, says string }{
+			{"burst", "", "from 1 to 10000"},
+			{"burst", "0", "from 1 to 10000"},
+			{"burst", "10001", "from 1 to 10000"},
+			{"herd", "1.5", "from 1 to 10000"},
+			{"impatient", "many", "from 1 to 10000"},
+			{"burst", strings.Repeat("1", 1001), "too large"},
+			{"rate", "0", "0/s"},
+			{"rate", "4.9", "from 5 to 200 per second"},
+			{"rate", "200.1", "from 5 to 200 per second"},
+			{"rate", "fast", "fast"},
+		} {
+			_, wrong := press(t, p, row.name, row.value)
+			require.Contains(t, wrong, row.says, row)
+		}
+		state, _ := press(t, p, "burst", "9999")
+		require.Equal(t, &errandState{ID: 1, Name: "burst", Clients: 9999}, state.Errand)
+		_, wrong := press(t, p, "herd", "2")
+		require.Contains(t, wrong, "do not fit beside")
+		p.clients.end()
+		_, wrong = press(t, p, "burst", "1")
+		require.Contains(t, wrong, "stopping")
+		p.usersServer = true
+		_, wrong = press(t, p, "burst", "1")
+		require.Contains(t, wrong, "404", "no clients for a server of the user's")
+	})
+}
+
+func TestTheSliderReTimesTheLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := panelAt(t, defaultLimits, &stubbedProxy{})
+		begin := time.Now()
+		for range 101 {
+			go func() { _ = p.shaper.Wait(t.Context()) }()
+		}
+		synctest.Wait()
+		before, _ := press(t, p, "state", "")
+		require.Equal(t, 100, before.Waiting)
+		require.InDelta(t, 2, before.LastIn, 1e-9)
+
+		after, _ := press(t, p, "rate", "10")
+		require.Equal(t, 10.0, after.Rate)
+		require.InDelta(t, 10, after.LastIn, 1e-9)
+		line := p.shaper.Line(100)
+		require.Equal(t, begin.Add(100*time.Millisecond), line[0].Leaves)
+		require.Equal(t, begin.Add(10*time.Second), line[99].Leaves)
+		time.Sleep(10 * time.Second)
+	})
+}
+
+func TestTheSliderStaysWithinValidRates(t *testing.T) {
+	for limits, want := range map[string][2]float64{
+		defaultLimits:        {5, 200},
+		"1000000000/s":       {1e8, 1e9},
+		"1 per 365d depth 1": {1. / (365 * 86400), 4. / (365 * 86400)},
+	} {
+		slowest, fastest := rateRange(limitsOf(t, limits))
+		require.InEpsilon(t, want[0], slowest, 1e-9, limits)
+		require.InEpsilon(t, want[1], fastest, 1e-9, limits)
+	}
+}
+
+// A stubbed proxy answers in virtual time, and records when requests came.
+type stubbedProxy struct {
+	begin time.Time
+	fits  int           // requests at one instant; the others are refused. 0: all
+	pause time.Duration // that a refusal asks for
+	takes time.Duration
+
+	mu   sync.Mutex
+	came map[time.Duration]int // after begin
+}
+
+func (s *stubbedProxy) serve(ctx context.Context) result {
+	s.mu.Lock()
+	if s.came == nil {
+		s.came = map[time.Duration]int{}
+	}
+	at := time.Since(s.begin)
+	s.came[at]++
+	full := s.fits > 0 && s.came[at] > s.fits
+	s.mu.Unlock()
+	sleep(ctx, s.takes)
+	switch {
+	case ctx.Err() != nil:
+		return result{}
+	case full:
+		return result{status: http.StatusTooManyRequests, retryAfter: s.pause}
+	}
+	return result{status: http.StatusOK}
+}
+
+// A herd comes back together, as all have the same Retry-After. Clients that give up go
+// away at a tenth to four tenths of the 2 s of a full line.
+func TestWhatAButtonSends(t *testing.T) {
+	second := time.Second
+	for name, c := range map[string]struct {
+		button string
+		proxy  *stubbedProxy
+		after  time.Duration  // when and
+		then   func(p *panel) // what is done in between
+		came   map[time.Duration]int
+		got    errandState // 20 s later
+	}{
+		"a burst": {"burst", &stubbedProxy{}, 0, nil,
+			map[time.Duration]int{0: 180}, errandState{Sent: 180, Served: 180}},
+		"a herd": {"herd", &stubbedProxy{fits: 50, pause: second}, 0, nil,
+			map[time.Duration]int{0: 180, second: 130, 2 * second: 80, 3 * second: 30}, errandState{Sent: 420, Served: 180, Refused: 240}},
+		"clients that give up": {"impatient", &stubbedProxy{takes: second}, 0, nil,
+			map[time.Duration]int{0: 180}, errandState{Sent: 180, Served: 90, GaveUp: 90}},
+		"all are sent away": {"herd", &stubbedProxy{takes: second}, second / 2, func(p *panel) { p.clients.stop() },
+			map[time.Duration]int{0: 180}, errandState{Sent: 180, GaveUp: 180}},
+		"Ctrl-C in a herd: none comes back, and none is sent away": {"herd", &stubbedProxy{fits: 50, pause: second, takes: second}, second / 2, func(p *panel) { p.clients.end() },
+			map[time.Duration]int{0: 180}, errandState{Sent: 180, Served: 50, Refused: 130}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := panelAt(t, defaultLimits, c.proxy)
+				_, wrong := press(t, p, c.button, "180")
+				require.Empty(t, wrong)
+				time.Sleep(c.after)
+				if c.then != nil {
+					c.then(p)
+				}
+				time.Sleep(20 * time.Second)
+				synctest.Wait()
+				require.Equal(t, c.came, c.proxy.came)
+				c.got.ID, c.got.Name, c.got.Clients, c.got.Ended = 1, c.button, 180, true
+				got, _ := press(t, p, "state", "")
+				require.Equal(t, &c.got, got.Errand)
+			})
+		})
+	}
+}
+
+func TestAHerdThatIsNeverServedGoesAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stubbedProxy{fits: -1, pause: 7 * time.Second}
+		p := panelAt(t, defaultLimits, s)
+		p.clients.get = func(ctx context.Context) result {
+			_ = s.serve(ctx)
+			return result{status: http.StatusTooManyRequests, retryAfter: s.pause}
+		}
+		_, wrong := press(t, p, "herd", "2")
+		require.Empty(t, wrong)
+		time.Sleep(2 * herdTime)
+		synctest.Wait()
+		require.Len(t, s.came, 9, "at 0 s, 7 s, ... 56 s")
+	})
 }

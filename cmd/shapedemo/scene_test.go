@@ -2,10 +2,16 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/xml"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -112,6 +118,17 @@ func TestLostSlots(t *testing.T) {
 	}
 }
 
+// requireFault requires that a demonstration has the one fault that says so, or none if that is "".
+func requireFault(t *testing.T, says string, faults []string) {
+	t.Helper()
+	if says == "" {
+		require.Empty(t, faults)
+		return
+	}
+	require.Len(t, faults, 1)
+	require.Contains(t, faults[0], says)
+}
+
 func TestJudgeBurst(t *testing.T) {
 	info := newLimitsInfo(limitsOf(t, "100/s depth 3 slack 1ms"))
 	s := capacity{workers: 3, serviceTime: 10 * time.Millisecond}
@@ -142,11 +159,7 @@ func TestJudgeBurst(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c.shaped.impatient = c.impatient
 			faults := judgeBurst(info, s, trial{tally: c.direct}, c.shaped)
-			if c.says == "" {
-				require.Empty(t, faults)
-				return
-			}
-			require.Contains(t, strings.Join(faults, "\n"), c.says)
+			requireFault(t, c.says, faults)
 		})
 	}
 }
@@ -297,4 +310,205 @@ func TestChartFitsTheScreen(t *testing.T) {
 			require.LessOrEqual(t, len([]rune(line)), 81, "%s\n%s", limits, shown)
 		}
 	}
+}
+
+func TestJudgeOutbound(t *testing.T) {
+	info := newLimitsInfo(limitsOf(t, "10/s depth 20 slack 10ms"))
+	apart := []time.Time{time.UnixMilli(0), time.UnixMilli(95), time.UnixMilli(195)}
+	together := []time.Time{time.UnixMilli(0), time.UnixMilli(100), time.UnixMilli(101)}
+	for says, spoil := range map[string]func(direct, shaped *poolResult){
+		"":                              func(_, _ *poolResult) {},
+		"nothing to show":               func(direct, _ *poolResult) { direct.refused = 0 },
+		"1 call was refused by the API": func(_, shaped *poolResult) { shaped.refused = 1 },
+		"2 calls were refused by the API behind the shaper, because two reached it within 25 ms":                                                   func(_, shaped *poolResult) { shaped.refused, shaped.departed = 2, together },
+		"two reached it within 25 ms that had left the shaper at least 95 ms apart, in both tries: this machine is too busy; try a slower -limits": func(_, shaped *poolResult) { shaped.refused, shaped.departed = 2, apart },
+		"1 call failed":  func(direct, _ *poolResult) { direct.failed = 1 },
+		"2 calls failed": func(_, shaped *poolResult) { shaped.other = 2 },
+		"3 calls were served with the shaper, 3 without it": func(_, shaped *poolResult) { shaped.served = 3 },
+		"32 calls were served in 3 s, but only 31 may":      func(_, shaped *poolResult) { shaped.served = 32 },
+	} {
+		direct, shaped := poolResult{tally: tally{served: 3, refused: 60}}, poolResult{tally: tally{served: 31}}
+		spoil(&direct, &shaped)
+		faults := judgeOutbound(info, 25*time.Millisecond, direct, shaped)
+		requireFault(t, says, faults)
+	}
+}
+
+// A timeline of requests at the API: when each comes, and the Retry-After that it
+// gets, or "".
+func TestTheAPIRefusesAllRequestsAfterABurst(t *testing.T) {
+	type visit struct {
+		after time.Duration // the one before
+		wants string
+	}
+	const ms = time.Millisecond
+	for name, visits := range map[string][]visit{
+		"evenly":                  {{0, ""}, {10 * ms, ""}, {10 * ms, ""}},
+		"two at once":             {{0, ""}, {0, "1"}},
+		"two within the interval": {{0, ""}, {10*ms - 1, "1"}, {500 * ms, "1"}, {400 * ms, "1"}, {100 * ms, ""}},
+		"two in the penalty":      {{0, ""}, {0, "1"}, {500 * ms, "1"}, {ms, "1"}, {499 * ms, ""}},
+		"all back at once":        {{0, ""}, {0, "1"}, {time.Second, ""}, {0, "1"}},
+		"at the end too early":    {{0, ""}, {0, "1"}, {time.Second - 1, "1"}, {2, "1"}, {time.Second, ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := &burstIntolerantAPI{interval: 10 * ms}
+				for i, v := range visits {
+					time.Sleep(v.after)
+					rec := httptest.NewRecorder()
+					a.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/", nil))
+					require.Equal(t, v.wants, rec.Header().Get("Retry-After"), i)
+					require.Equal(t, map[bool]int{true: 200, false: 429}[v.wants == ""], rec.Code, i)
+				}
+			})
+		})
+	}
+}
+
+// script is a transport that gives each call its next response. When it has none
+// left, a call hangs until it is cancelled.
+type script struct {
+	next func() (status int, retryAfter string, err error)
+}
+
+func (s script) RoundTrip(r *http.Request) (*http.Response, error) {
+	status, after, err := s.next()
+	if status == 0 && err == nil {
+		<-r.Context().Done()
+		err = r.Context().Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{
+		StatusCode: status, Status: http.StatusText(status), Body: io.NopCloser(strings.NewReader("")),
+		Header: http.Header{"Retry-After": {after}},
+	}, nil
+}
+
+func TestCallersWaitForAsLongAsTheyAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		results := []struct {
+			status int
+			after  string
+			err    error
+			at     time.Duration // when it is asked for
+		}{
+			{status: 200, at: 0},
+			{status: 429, after: "3", at: 0},
+			{status: 429, after: "soon", at: 3 * time.Second},
+			{status: 429, after: "0", at: 4 * time.Second},
+			{err: &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: 2 * time.Second}, at: 5 * time.Second},
+			{status: 502, at: 7 * time.Second},
+			{err: errors.New("broken"), at: 7100 * time.Millisecond},
+			{at: 7200 * time.Millisecond}, // It is under way at the end.
+		}
+		start, asked := time.Now(), 0
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Second, cancel)
+		client := &http.Client{Transport: script{func() (int, string, error) {
+			a := results[asked]
+			require.Equal(t, a.at, time.Since(start), asked)
+			asked++
+			return a.status, a.after, a.err
+		}}}
+		var saw tally
+		callAll(ctx, 1, client, "http://x/", saw.add)
+		require.Equal(t, len(results), asked)
+		require.Equal(t, tally{sent: 7, served: 1, refused: 3, rejected: 1, failed: 1, other: 1}, saw)
+	})
+}
+
+// In virtual time the scene has the result that it is meant to show, and its picture is
+// well-formed.
+func TestTokensAreSettled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limitsOf(t, tokensLimits)
+		start := time.Now()
+		direct, unsettled, settled, err := callForTokens(t.Context(), l)
+		require.NoError(t, err)
+		require.Equal(t, tokensSpan/tokensSpeed, time.Since(start))
+		require.Empty(t, judgeTokens(direct, unsettled, settled))
+		require.InDelta(t, 48, unsettled.perMinute(), 4)
+		require.Greater(t, settled.perMinute(), 115.0)
+		require.Greater(t, direct.refused, 100)
+
+		picture := tokensSVG(l, unsettled, settled)
+		require.NoError(t, xml.Unmarshal([]byte(picture), new(struct{})), "it is well formed")
+		require.NotContains(t, picture, "NaN")
+		require.Contains(t, tokensTable(newTerminal(io.Discard, nil), direct, unsettled, settled), "refused by the API")
+	})
+}
+
+func TestJudgeTokens(t *testing.T) {
+	for says, spoil := range map[string]func(direct, unsettled, settled *tokenRun){
+		"":                              func(_, _, _ *tokenRun) {},
+		"nothing to show":               func(direct, _, _ *tokenRun) { direct.refused = 0 },
+		"1 call was refused by the API": func(_, unsettled, _ *tokenRun) { unsettled.refused = 1 },
+		"79 calls were served":          func(_, _, settled *tokenRun) { settled.served = 79 },
+	} {
+		direct, unsettled, settled := tokenRun{refused: 9}, tokenRun{served: 40}, tokenRun{served: 80}
+		spoil(&direct, &unsettled, &settled)
+		faults := judgeTokens(direct, unsettled, settled)
+		requireFault(t, says, faults)
+	}
+}
+
+// In virtual time the scene shows what it is there for, and its picture is well-formed.
+func TestPeopleGetTheirTurnBesideABurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limitsOf(t, fairLimits)
+		start := time.Now()
+		plain, fair, err := callBesideABurst(t.Context(), l)
+		require.NoError(t, err)
+		require.Empty(t, judgeFair(plain, fair))
+		require.Equal(t, plain.end(), fair.end(), "no slot is lost")
+		require.Equal(t, plain.end(), time.Since(start)*fairSpeed)
+
+		const slot = time.Second / 50
+		inOneLine, longestInOneLine := waits(plain.of(true))
+		byTurns, longestByTurns := waits(fair.of(true))
+		t.Log(inOneLine, longestInOneLine, byTurns, longestByTurns, plain.end())
+		require.InDelta(t, 10, inOneLine.Seconds(), 1)
+		require.Greater(t, longestInOneLine, 19*time.Second)
+		require.LessOrEqual(t, byTurns, 2*slot)
+		require.LessOrEqual(t, longestByTurns, 2*slot, "the second departure at the latest: no two people come within a slot")
+		_, alone := waits(plain.of(false))
+		_, shared := waits(fair.of(false))
+		require.Equal(t, (fairBurst-1)*slot, alone)
+		require.Equal(t, (fairBurst-1+fairPeople*fairCalls)*slot, shared)
+
+		picture := fairSVG(l, plain, fair)
+		require.NoError(t, xml.Unmarshal([]byte(picture), new(struct{})), "it is well formed")
+		require.NotContains(t, picture, "NaN")
+		require.Contains(t, fairChart(newTerminal(io.Discard, nil), fairSpan(l), plain, fair), "they leave one line")
+		require.Regexp(t, `longest wait of the burst +20 s +21 s`, fairTable(newTerminal(io.Discard, nil), plain, fair))
+	})
+}
+
+func TestJudgeFair(t *testing.T) {
+	begin := time.Now()
+	for says, spoil := range map[string]func(plain, fair *fairRun){
+		"":                       func(_, _ *fairRun) {},
+		"1 call was refused":     func(_, fair *fairRun) { fair.refused = 1 },
+		"2 calls were refused":   func(plain, _ *fairRun) { plain.refused = 2 },
+		"on average":             func(_, fair *fairRun) { fair.left[1].at = begin.Add(200 * time.Millisecond) },
+		"more than the mean of ": func(_, fair *fairRun) { fair.left[1].at = begin.Add(2 * time.Second) },
+	} {
+		plain := fairRun{begin: begin, left: []departure{{burstKey, begin, begin}, {1, begin, begin.Add(time.Second)}}}
+		fair := fairRun{begin: begin, left: []departure{{burstKey, begin, begin}, {1, begin, begin.Add(100 * time.Millisecond)}}}
+		spoil(&plain, &fair)
+		faults := judgeFair(plain, fair)
+		if says == "" {
+			require.Empty(t, faults)
+			continue
+		}
+		require.Contains(t, strings.Join(faults, "\n"), says)
+	}
+}
+
+func TestFairNeedsARate(t *testing.T) {
+	p := start("-fair", "-limits", "inf depth 9")
+	require.Equal(t, exitFailed, p.ends(t))
+	require.Contains(t, p.stderr.String(), "-fair needs a rate")
 }
