@@ -45,8 +45,7 @@ const (
 )
 
 // experiments are everything that is measured, in the order in which it is. Each is a package
-// of its own that no other one knows. A new one is added here, and on the top floor in
-// main_test.go, which says who may import whom.
+// of its own that no other one knows. A new one is added here.
 func experiments() []run.Experiment {
 	return []run.Experiment{
 		spacing.Idle, spacing.Busy, admission.Experiment, http.Experiment, goodput.Experiment, goodput.Hole,

@@ -29,7 +29,11 @@ var Experiment = run.Experiment{
 	Goals: goals(),
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, child.Take, cases(o))
-		return report.Report{Lines: lines(results)}, err
+		var r report.Report
+		for _, one := range results {
+			r.Lines = append(r.Lines, run.TimingLines(one.Name, goroutines, one.Found)...)
+		}
+		return r, err
 	},
 }
 
@@ -43,24 +47,13 @@ type input struct {
 	Batch         time.Duration // how long each number of goroutines calls
 }
 
-// A result is the cost of the call, by the number of goroutines.
-type result = run.Result[input, []measure.Timing]
-
 var child = run.NewMeasurement("admission", func(in input) ([]measure.Timing, error) {
 	each, stop, err := in.call().open()
 	if err != nil {
 		return nil, err
 	}
 	defer stop()
-	var found []measure.Timing
-	for _, n := range goroutines {
-		t, err := measure.TimeCalls(each, n, in.Batch)
-		if err != nil {
-			return nil, fmt.Errorf("%d goroutines: %w", n, err)
-		}
-		found = append(found, t)
-	}
-	return found, nil
+	return measure.TimeFrom(goroutines, each, in.Batch)
 })
 
 // call returns the call that is named. It panics if there is none.
@@ -91,20 +84,6 @@ func cases(o run.Options) []run.Case[input] {
 		})
 	}
 	return all
-}
-
-// lines are one for each number of goroutines and round.
-func lines(results []result) (lines []report.Line) {
-	for _, one := range results {
-		for g, n := range goroutines {
-			var timings []measure.Timing
-			for _, round := range one.Found {
-				timings = append(timings, round[g])
-			}
-			lines = append(lines, report.Lines(fmt.Sprintf("%s/goroutines=%d", one.Name, n), timings)...)
-		}
-	}
-	return lines
 }
 
 // goals holds ours against x/time and, where a call is refused, against sethvargo too, which

@@ -242,13 +242,9 @@ func calls(in callsInput) (callsFound, error) {
 	defer k.Stop()
 	keys := shuffledKeys(round)
 	for _, each := range k.Each {
-		var timings []measure.Timing
-		for _, n := range in.Goroutines {
-			t, err := measure.TimeCalls(func() func() bool { return goingRound(each(), keys) }, n, in.Batch)
-			if err != nil {
-				return callsFound{}, fmt.Errorf("%d goroutines: %w", n, err)
-			}
-			timings = append(timings, t)
+		timings, err := measure.TimeFrom(in.Goroutines, func() func() bool { return goingRound(each(), keys) }, in.Batch)
+		if err != nil {
+			return callsFound{}, err
 		}
 		found.Timings = append(found.Timings, timings)
 	}
@@ -331,13 +327,11 @@ func fewerProcs() (procs []int) {
 func timingLines(results []callsResult) (lines []report.Line) {
 	for _, r := range results {
 		for i, call := range rivals.KeyedNamed(r.Input.Limiter).Calls {
-			for g, n := range r.Input.Goroutines {
-				var timings []measure.Timing
-				for _, round := range r.Found {
-					timings = append(timings, round.Timings[i][g])
-				}
-				lines = append(lines, report.Lines(fmt.Sprintf("%s/call=%s/goroutines=%d", r.Name, call, n), timings)...)
+			var rounds [][]measure.Timing
+			for _, round := range r.Found {
+				rounds = append(rounds, round.Timings[i])
 			}
+			lines = append(lines, run.TimingLines(r.Name+"/call="+call, r.Input.Goroutines, rounds)...)
 		}
 	}
 	return lines

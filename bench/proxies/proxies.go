@@ -162,12 +162,12 @@ func (f results) report(o run.Options, p *programs) (report.Report, error) {
 		Note:  note(p),
 		Lines: slices.Concat(run.Lines(f.spacings), run.Lines(f.leavings), run.Lines(f.ceilings), run.Lines(f.waitings)),
 	}
-	var err error
-	if rows := f.rows(); len(rows.Rows) > 0 {
-		rows.Caption += o.Machine + "."
-		r.Pictures = make([]report.Picture, 1)
-		r.Pictures[0], err = rows.Draw(ours)
-	}
+	const rate = 1000
+	drawn := func(in spacingInput) (string, bool) { return in.Proxy, in.Rate == rate }
+	err := run.DrawSpacings(&r, report.Spacings{
+		Name: "proxies", Title: "How even is what reaches an upstream behind a proxy?", Rate: rate,
+		Caption: "haproxy-maxconn is paced by an upstream that takes an interval for each request. " + o.Machine + ".",
+	}, ours, f.spacings, drawn, func(found spacing) measure.Spread { return found })
 	return r, err
 }
 
@@ -217,21 +217,6 @@ func goals() (all []report.Goal) {
 		}
 	}
 	return all
-}
-
-// rows are the rows of the picture: how the spacings at 1,000/s spread.
-func (f results) rows() report.Spacings {
-	const rate = 1000
-	rows := report.Spacings{
-		Name: "proxies", Title: "How even is what reaches an upstream behind a proxy?", Rate: rate,
-		Caption: "haproxy-maxconn is paced by an upstream that takes an interval for each request. ",
-	}
-	for _, r := range f.spacings {
-		if r.Input.Rate == rate {
-			rows.Rows = append(rows.Rows, report.SpacingsRow{Name: r.Input.Proxy, Rounds: r.Found})
-		}
-	}
-	return rows
 }
 
 // programs are those that are compared, by the names of the rivals that need them.

@@ -28,7 +28,6 @@ import (
 type rival struct {
 	name  string
 	limit limit
-	does  string // what limits, for the table
 	start func(context.Context, *programs, setting) (*run.Process, error)
 }
 
@@ -54,12 +53,12 @@ const (
 
 // rivals are compared in this order.
 var rivals = []rival{
-	{ours, byRate, "requests per second", startShaperd},
-	{middleware, byRate, "requests per second", startMiddleware},
-	{nginx, byRate, "requests per second", startNginx},
-	{haproxySessions, bySessions, "connections per second", startHAProxy},
-	{haproxyMaxconn, byResponses, "requests at once", startHAProxy},
-	{caddy, unlimited, "nothing", startCaddy},
+	{ours, byRate, startShaperd},
+	{middleware, byRate, startMiddleware},
+	{nginx, byRate, startNginx},
+	{haproxySessions, bySessions, startHAProxy},
+	{haproxyMaxconn, byResponses, startHAProxy},
+	{caddy, unlimited, startCaddy},
 }
 
 // named returns the rival of that name. It panics if there is none: all names are the

@@ -152,22 +152,8 @@ func picture(r *report.Report, results []run.Result[input, result], machine stri
 		Name: "shared", Title: "Four processes, one rate: how even is what reaches the upstream?", Rate: rate,
 		Caption: fmt.Sprintf("%d processes with %d callers each share a bucket on one Redis server. %s.", processes, waiters, machine),
 	}
-	for _, one := range results {
-		if one.Input.Rate != rate || one.Input.RTT != 0 {
-			continue
-		}
-		row := report.SpacingsRow{Name: one.Input.Limiter}
-		for _, round := range one.Found {
-			row.Rounds = append(row.Rounds, round.Spread)
-		}
-		p.Rows = append(p.Rows, row)
-	}
-	if len(p.Rows) == 0 {
-		return nil
-	}
-	drawn, err := p.Draw(ours)
-	r.Pictures = append(r.Pictures, drawn)
-	return err
+	drawn := func(in input) (string, bool) { return in.Limiter, in.Rate == rate && in.RTT == 0 }
+	return run.DrawSpacings(r, p, ours, results, drawn, func(found result) measure.Spread { return found.Spread })
 }
 
 var child = run.NewMeasurement("shared", measureFleet)

@@ -231,22 +231,8 @@ func spacingsPicture(r *report.Report, results []run.Result[input, result], rate
 		Name: fmt.Sprintf("spacing-%.0f", rate), Title: fmt.Sprintf("How even are the departures? Spacing at %s", report.PerSecond(rate)),
 		Rate: rate, Caption: fmt.Sprintf("%d requests wait at any time. %s.", goalWaiters, machine),
 	}
-	for _, one := range results {
-		if one.Input.Rate != rate || one.Input.Waiters != goalWaiters {
-			continue
-		}
-		row := report.SpacingsRow{Name: one.Input.Limiter}
-		for _, round := range one.Found {
-			row.Rounds = append(row.Rounds, round.Spread)
-		}
-		p.Rows = append(p.Rows, row)
-	}
-	if len(p.Rows) == 0 {
-		return nil
-	}
-	drawn, err := p.Draw(rivals.Ours)
-	r.Pictures = append(r.Pictures, drawn)
-	return err
+	drawn := func(in input) (string, bool) { return in.Limiter, in.Rate == rate && in.Waiters == goalWaiters }
+	return run.DrawSpacings(r, p, rivals.Ours, results, drawn, func(found result) measure.Spread { return found.Spread })
 }
 
 // ratePicture draws which share of the rate each limiter reaches, by load and rate: with

@@ -12,16 +12,17 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// In virtual time each rival keeps 100/s to the nanosecond. The naive one
-// waits for its first tick.
+// In virtual time each rival keeps 100/s to the nanosecond, and the slots that a traced one tells of
+// are the departures. The naive one waits for its first tick.
 func TestRivalsLetOneLeaveEachInterval(t *testing.T) {
+	traced := 0
 	for _, c := range all {
 		t.Run(c.Name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				line := c.Open(100, 3, nil)
+				var left, slots []time.Duration
+				line := c.Open(100, 3, func(at time.Time) { slots = append(slots, at.Sub(began)) })
 				defer line.Stop()
-				var left []time.Duration
 				for range 4 {
 					require.NoError(t, line.Wait(t.Context()))
 					left = append(left, time.Since(began))
@@ -32,9 +33,14 @@ func TestRivalsLetOneLeaveEachInterval(t *testing.T) {
 				} else {
 					require.Equal(t, []time.Duration{0, 10 * ms, 20 * ms, 30 * ms}, left)
 				}
+				if c.Traced {
+					traced++
+					require.Equal(t, left, slots)
+				}
 			})
 		})
 	}
+	require.Equal(t, 3, traced)
 }
 
 func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
@@ -75,31 +81,6 @@ func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
 			})
 		})
 	}
-}
-
-// The slots that a traced rival tells of are the departures, to the
-// nanosecond.
-func TestTracedRivalsTellOfEachSlot(t *testing.T) {
-	traced := 0
-	for _, c := range all {
-		if !c.Traced {
-			continue
-		}
-		traced++
-		t.Run(c.Name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				began := time.Now()
-				var slots []time.Duration
-				line := c.Open(100, 3, func(at time.Time) { slots = append(slots, at.Sub(began)) })
-				defer line.Stop()
-				for range 3 {
-					require.NoError(t, line.Wait(t.Context()))
-				}
-				require.Equal(t, []time.Duration{0, 10 * time.Millisecond, 20 * time.Millisecond}, slots)
-			})
-		})
-	}
-	require.Equal(t, 3, traced)
 }
 
 // Otherwise a rival in the comparison might limit all keys together, or none.

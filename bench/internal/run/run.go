@@ -22,6 +22,7 @@ import (
 	"syscall"
 	"time"
 
+	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 )
 
@@ -84,6 +85,40 @@ type Result[In, Out any] struct {
 func Lines[In, Out any](results []Result[In, Out]) (lines []report.Line) {
 	for _, r := range results {
 		lines = append(lines, report.Lines(r.Name, r.Found)...)
+	}
+	return lines
+}
+
+// DrawSpacings adds a picture of how spacings spread to a report, with a row for each result that is
+// drawn under a name. Without any there is no picture.
+func DrawSpacings[In, Out any](r *report.Report, p report.Spacings, ours string, results []Result[In, Out], drawn func(In) (name string, is bool), spread func(Out) measure.Spread) error {
+	for _, one := range results {
+		name, is := drawn(one.Input)
+		if !is {
+			continue
+		}
+		row := report.SpacingsRow{Name: name}
+		for _, found := range one.Found {
+			row.Rounds = append(row.Rounds, spread(found))
+		}
+		p.Rows = append(p.Rows, row)
+	}
+	if len(p.Rows) == 0 {
+		return nil
+	}
+	picture, err := p.Draw(ours)
+	r.Pictures = append(r.Pictures, picture)
+	return err
+}
+
+// TimingLines returns a line for each number of goroutines and each round.
+func TimingLines(name string, goroutines []int, rounds [][]measure.Timing) (lines []report.Line) {
+	for g, n := range goroutines {
+		var timings []measure.Timing
+		for _, round := range rounds {
+			timings = append(timings, round[g])
+		}
+		lines = append(lines, report.Lines(fmt.Sprintf("%s/goroutines=%d", name, n), timings)...)
 	}
 	return lines
 }
