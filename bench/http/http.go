@@ -5,9 +5,7 @@ package http
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +14,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -317,13 +314,13 @@ func memoryWaiting(h http.Handler, in waitingInput) (waitingFound, error) {
 	defer server.Close()
 
 	before := measure.ResidentBytes()
-	stop, err := startCallers(callersInput{listener.Addr().String(), in.Body, in.Connections})
-	if err != nil {
+	called := make(chan error, 1)
+	go func() {
+		_, err := callers.Take(context.Background(), callersInput{listener.Addr().String(), in.Body, in.Connections})
+		called <- err
+	}()
+	if err := settle(&came, in.Connections, called); err != nil {
 		return found, err
-	}
-	defer func() { _ = stop() }()
-	if err := settle(&came, in.Connections); err != nil {
-		return found, errors.Join(err, stop())
 	}
 	found.Bytes = (measure.ResidentBytes() - before) / float64(in.Connections)
 	if n := left.Load(); n > 0 {
@@ -335,8 +332,8 @@ func memoryWaiting(h http.Handler, in waitingInput) (waitingFound, error) {
 // settleWithin bounds how long settle looks on.
 const settleWithin = time.Minute
 
-// settle returns when so many requests have come and nothing runs any more.
-func settle(came *atomic.Int64, requests int) error {
+// settle returns when so many requests have come and nothing runs any more, or with the error of the callers.
+func settle(came *atomic.Int64, requests int, called <-chan error) error {
 	start := time.Now()
 	for still := 0; still < 10; still++ {
 		// One that runs is this one.
@@ -344,10 +341,14 @@ func settle(came *atomic.Int64, requests int) error {
 			still = 0
 			runtime.Gosched()
 		}
+		select {
+		case err := <-called:
+			return fmt.Errorf("the callers have ended: %w", err)
+		case <-time.After(time.Millisecond):
+		}
 		if time.Since(start) > settleWithin {
 			return fmt.Errorf("%d of %d requests have come after %v, or something still runs", came.Load(), requests, settleWithin)
 		}
-		time.Sleep(time.Millisecond)
 	}
 	return nil
 }
@@ -392,58 +393,22 @@ type callersInput struct {
 	Connections int
 }
 
-const callersChild = "http-callers"
-
-func init() { run.Register(callersChild, callAndWait) }
-
-// callAndWait opens connections and sends a request on each. It ends when its input does.
-func callAndWait(in io.Reader, _ io.Writer) error {
-	var wanted callersInput
-	if err := gob.NewDecoder(in).Decode(&wanted); err != nil {
-		return err
-	}
+// callers opens connections and sends a request on each. It ends when the server closes them.
+var callers = run.NewMeasurement("http-callers", func(wanted callersInput) (opened int, err error) {
+	var open []net.Conn
 	for i := range wanted.Connections {
 		conn, err := net.Dial("tcp", wanted.Address)
+		if err == nil {
+			_, err = io.WriteString(conn, requestText(wanted.Body))
+		}
 		if err != nil {
-			return fmt.Errorf("connection %d of %d: %w", i+1, wanted.Connections, err)
+			return i, fmt.Errorf("connection %d of %d: %w", i+1, wanted.Connections, err)
 		}
-		defer conn.Close()
-		if _, err := io.WriteString(conn, requestText(wanted.Body)); err != nil {
-			return fmt.Errorf("connection %d of %d: %w", i+1, wanted.Connections, err)
-		}
+		open = append(open, conn)
 	}
-	_, err := io.Copy(io.Discard, in)
-	return err
-}
-
-// startCallers starts the process. stop ends it and returns what went wrong there.
-func startCallers(wanted callersInput) (stop func() error, err error) {
-	cmd, err := run.Command(context.Background(), callersChild)
-	if err != nil {
-		return nil, err
-	}
-	var complaint bytes.Buffer
-	cmd.Stderr = &complaint
-	// The callers end when this pipe does, and so also when this process is killed.
-	stdin, err := cmd.StdinPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		return nil, err
-	}
-	stop = sync.OnceValue(func() error {
-		_ = stdin.Close()
-		if err := cmd.Wait(); err != nil {
-			return fmt.Errorf("the callers: %w: %s", err, bytes.TrimSpace(complaint.Bytes()))
-		}
-		return nil
-	})
-	if err := gob.NewEncoder(stdin).Encode(wanted); err != nil {
-		return nil, errors.Join(err, stop())
-	}
-	return stop, nil
-}
+	_, _ = io.Copy(io.Discard, open[0]) // It ends with an error where the server is killed.
+	return len(open), nil
+})
 
 const (
 	// bareHandler stands beside the middlewares: no middleware at all.

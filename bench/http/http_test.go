@@ -98,7 +98,6 @@ func TestCallersSayWhyTheyCannotCall(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, listener.Close())
-	stop, err := startCallers(callersInput{listener.Addr().String(), false, 2})
-	require.NoError(t, err)
-	require.ErrorContains(t, stop(), "connection 1 of 2: dial tcp")
+	_, err = callers.Take(t.Context(), callersInput{listener.Addr().String(), false, 2})
+	require.ErrorContains(t, err, "connection 1 of 2: dial tcp")
 }
