@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -505,8 +507,8 @@ func patience(ctx context.Context, n, rate int) (context.Context, context.Cancel
 // errUnanswered is for a proxy that leaves requests in line for good.
 var errUnanswered = errors.New("not all requests were answered")
 
-// A caller is an open connection to a proxy. The load generator and the upstream write to
-// their connections by themselves, and read from them with fasthttp's parsers: net/http
+// A caller is an open connection to a proxy. The load generator writes to its connections by
+// itself and reads from them with fasthttp's parser, and the upstream is a server of fasthttp: net/http
 // would use more of the processors than a fast proxy does, and the measurement would then
 // be of net/http.
 type caller struct {
@@ -575,14 +577,13 @@ type upstream struct {
 	address     string
 	listener    net.Listener
 	serviceTime time.Duration // for each request
-	holds       bool          // it answers none
+	holds       bool          // it answers none before it is closed
 	began       time.Time
+	closed      chan struct{}
 	serving     sync.WaitGroup
 
 	mu       sync.Mutex
 	arrivals []arrival
-	open     map[net.Conn]bool
-	closed   bool
 	trouble  error // the first
 }
 
@@ -592,96 +593,48 @@ type arrival struct {
 	at     time.Duration // since the upstream began
 }
 
-const upstreamResponse = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\nok\n"
-
 func startUpstream(serviceTime time.Duration, holds bool) (*upstream, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("the upstream: %w", err)
 	}
 	u := &upstream{
-		address: listener.Addr().String(), listener: listener, serviceTime: serviceTime, holds: holds, began: time.Now(), open: map[net.Conn]bool{},
+		address: listener.Addr().String(), listener: listener, serviceTime: serviceTime, holds: holds, began: time.Now(), closed: make(chan struct{}),
 	}
-	u.serving.Go(u.accept)
+	server := &fasthttp.Server{Handler: u.answer, NoDefaultServerHeader: true, NoDefaultDate: true, Logger: log.New(io.Discard, "", 0)}
+	u.serving.Go(func() {
+		if err := server.Serve(listener); err != nil {
+			u.report(err)
+		}
+	})
 	return u, nil
 }
 
-// close returns when all its goroutines have gone.
+// close ends the upstream. Connections end with the proxy, or with the callers where there is none.
 func (u *upstream) close() {
-	u.mu.Lock()
-	u.closed = true
+	close(u.closed)
 	_ = u.listener.Close()
-	for conn := range u.open {
-		_ = conn.Close()
-	}
-	u.mu.Unlock()
 	u.serving.Wait()
 }
 
-func (u *upstream) accept() {
-	for {
-		conn, err := u.listener.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			u.report(err)
-			return
-		}
-		if !u.admit(conn) {
-			return
-		}
-		u.serving.Go(func() { u.serve(conn) })
+func (u *upstream) answer(c *fasthttp.RequestCtx) {
+	at, path := time.Since(u.began), string(c.RequestURI())
+	number, err := strconv.Atoi(strings.TrimPrefix(path, "/"))
+	if err != nil && path != "/" {
+		u.report(fmt.Errorf("the upstream was asked for %q", path))
+		c.SetStatusCode(http.StatusNotFound)
+		return
 	}
-}
-
-// admit notes a connection, so that close closes it too.
-func (u *upstream) admit(conn net.Conn) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.closed {
-		_ = conn.Close()
-		return false
-	}
-	u.open[conn] = true
-	return true
-}
-
-// serve answers until the proxy closes the connection.
-func (u *upstream) serve(conn net.Conn) {
-	defer func() {
+	if number > 0 {
 		u.mu.Lock()
-		delete(u.open, conn)
+		u.arrivals = append(u.arrivals, arrival{number: number, at: at})
 		u.mu.Unlock()
-		_ = conn.Close()
-	}()
-	r := bufio.NewReaderSize(conn, 1024)
-	response, request := []byte(upstreamResponse), new(fasthttp.Request)
-	for {
-		err := request.Read(r)
-		at := time.Since(u.began)
-		if err != nil {
-			return // A proxy that ends closes its connections.
-		}
-		path := string(request.Header.RequestURI())
-		number, err := strconv.Atoi(strings.TrimPrefix(path, "/"))
-		if err != nil && path != "/" {
-			u.report(fmt.Errorf("the upstream was asked for %q", path))
-			return
-		}
-		if number > 0 {
-			u.mu.Lock()
-			u.arrivals = append(u.arrivals, arrival{number: number, at: at})
-			u.mu.Unlock()
-		}
-		if u.holds {
-			continue
-		}
-		pause(u.serviceTime)
-		if _, err := conn.Write(response); err != nil {
-			return
-		}
 	}
+	if u.holds {
+		<-u.closed
+	}
+	pause(u.serviceTime)
+	c.SetBodyString("ok\n")
 }
 
 func (u *upstream) report(err error) {
