@@ -51,38 +51,6 @@ const (
 	twoMayWait = "default: 2/s depth 2\n"
 )
 
-func TestALogIsReplayed(t *testing.T) {
-	status, printed, problems := shapereplay(t, fiveAtOnce, "-rules", file(t, "shaper.yaml", twoMayWait))
-	require.Empty(t, problems)
-	require.Equal(t, exitOK, status)
-	require.Equal(t, `5 requests of 1 key (client_ip), 2026-11-21 08:00:00Z to 2026-11-21 08:00:00Z
-
-RULE       LIMITS       KEYS  REQUESTS  AT ONCE  WAITED  REFUSED  QUEUE-FULL  TOO-LATE     P50  P95  P99  LONGEST  LINE
-(default)  2/s depth 2     1         5        1       2  2 (40%)           2         0  500 ms  1 s  1 s      1 s     2
-
-Refused most
-KEY        RULE       REQUESTS  AT ONCE  WAITED  REFUSED  MEAN WAIT  LONGEST
-192.0.2.1  (default)         5        1       2  2 (40%)     500 ms      1 s
-
-Waited longest
-KEY        RULE       REQUESTS  AT ONCE  WAITED  REFUSED  MEAN WAIT  LONGEST
-192.0.2.1  (default)         5        1       2  2 (40%)     500 ms      1 s
-
-Note: the log tells whole seconds of 5 requests; those of one second are taken as simultaneous, so
-there may have been less waiting and fewer refusals than this says: compare with -spread
-`, printed)
-}
-
-func TestLimitsAreFound(t *testing.T) {
-	status, printed, problems := shapereplay(t, fiveAtOnce, "-rules", file(t, "shaper.yaml", twoMayWait), "-find", "wait=200ms refused=20%")
-	require.Empty(t, problems)
-	require.Equal(t, exitOK, status)
-	require.Contains(t, printed, `
-RULE       KEYS  REQUESTS  NOW          REFUSED  LONGEST  FOUND                    REFUSED  LONGEST
-(default)     1         5  2/s depth 2  2 (40%)      1 s  15/s depth 3 wait 200ms  1 (20%)   200 ms
-`)
-}
-
 func TestTheWindowCutsTheLog(t *testing.T) {
 	rules := file(t, "shaper.yaml", twoMayWait)
 	log := fiveAtOnce + strings.ReplaceAll(fiveAtOnce, "08:00:00", "09:00:00") + strings.ReplaceAll(fiveAtOnce, "08:00:00", "10:00:00")
@@ -541,15 +509,6 @@ func TestNoRateIsFoundForSimultaneousRequestsThatMayNotWait(t *testing.T) {
 	require.Contains(t, printed, "  none\n")
 	require.Contains(t, printed, "Note: (default): no rate keeps to it")
 	require.Contains(t, replayed(t, fiveAtOnce, "-rules", rules, "-find", "wait=0s", "-spread")["found"].([]any)[0].(map[string]any)["found"], "limits")
-}
-
-func TestThePictureIsWritten(t *testing.T) {
-	to := filepath.Join(t.TempDir(), "replay.svg")
-	status, _, problems := shapereplay(t, fiveAtOnce, "-rules", file(t, "shaper.yaml", twoMayWait), "-svg", to)
-	require.Equal(t, exitOK, status, problems)
-	text, err := os.ReadFile(to)
-	require.NoError(t, err)
-	require.Contains(t, string(text), `aria-label="(default): of 5 requests 2 waited, 2 were refused, the longest wait was 1 s"`)
 }
 
 // What is left out would be taken for what holds nobody up, or for a misspelling.

@@ -221,12 +221,6 @@ func TestAFileWithoutLinesHasNoFormat(t *testing.T) {
 	}
 }
 
-func TestAFormatThatIsNamedIsNotDoubted(t *testing.T) {
-	records, stats := readText(t, accesslog.Options{Format: accesslog.Caddy}, common(0, "/a"))
-	require.Empty(t, records)
-	require.Equal(t, map[accesslog.Reason]int{accesslog.NotFormat: 1}, stats.Broken)
-}
-
 func TestTheFirstBrokenLinesOfEachReasonAreKept(t *testing.T) {
 	broken := strings.Repeat("\x1b]0;title\x07\n", 5)
 	_, stats := readText(t, accesslog.Options{}, common(0, "/a")+broken+`192.0.2.1 - - [then] "GET / HTTP/1.1" 200 1`+"\n"+broken)

@@ -240,19 +240,6 @@ func TestRulesAreSearchedApart(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestKeysWithoutARuleAreCounted(t *testing.T) {
-	rules, err := config.Parse("test.yaml", []byte("limits:\n  api: 1/s\n"))
-	require.NoError(t, err)
-	a := find.NewArrivals(rules)
-	for range 3 {
-		a.Add(start, "other")
-	}
-	a.Add(start, "api")
-	require.Equal(t, 3, a.NoRule())
-	require.Len(t, a.Rules(), 1)
-	require.Equal(t, 1, a.Rules()[0].Requests)
-}
-
 func TestAGoalThatIsWrongSaysWhatIs(t *testing.T) {
 	for goal, want := range map[string]string{
 		"":                           "wait is missing: how long may a request wait that is let through? For example wait=200ms, or wait=0s if none may",

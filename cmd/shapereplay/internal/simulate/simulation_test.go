@@ -80,17 +80,6 @@ func TestCandidatesAreReplayedInsteadOfLimits(t *testing.T) {
 	require.True(t, r.Rules[2].Nothing)
 }
 
-func TestKeysWithoutARuleAreReplayedByNone(t *testing.T) {
-	s := newSimulation(t, "limits:\n  api: 1/s\n", simulate.Options{})
-	come(s, 0, "api2", 3)
-	come(s, 0, "api", 1)
-	r := s.Result()
-	require.Equal(t, 3, r.NoRule)
-	require.Equal(t, 1, r.All.Requests)
-	require.Equal(t, 2, r.Keys)
-	require.Len(t, r.Rules, 1)
-}
-
 func TestTheWorstKeysComeFirst(t *testing.T) {
 	s := newSimulation(t, rules, simulate.Options{})
 	come(s, 0, "api/a", 4)
