@@ -79,12 +79,3 @@ func NewFailureLog(log *slog.Logger) (note func(status int, err error), end func
 func NewRedisLog(log *slog.Logger) func(ctx context.Context, format string, args ...any) {
 	return newRedisLog(log).Printf
 }
-
-// OpenTeams returns the function that finds the team of a request by the tokens in a file.
-func OpenTeams(path, provider string, log *slog.Logger) (of func(*http.Request) (team string, ok bool), err error) {
-	t, err := openTeams(path, provider, log)
-	if err != nil {
-		return nil, err
-	}
-	return t.of, nil
-}
