@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"testing"
 	"time"
@@ -55,6 +56,52 @@ var tollboothRows = []row{
 			require.Equal(t, 1, served(3, h, "/a/1", "192.0.2.1"))
 			require.Equal(t, 1, served(3, h, "/a/1", "192.0.2.2"))
 			require.Equal(t, []int{1, 0}[i], served(3, h, "/a/2", "192.0.2.1"), "by path there, by route here")
+		}
+	}},
+	{"`SetIgnoreURL(true)`", func(t *testing.T) {
+		theirs := tollbooth.LimitHandler(newTollbooth(1).SetIgnoreURL(true), site)
+		ours := newGroup(t, "1/s").Middleware(shaper.ByClientIP())(site)
+		for _, h := range []http.Handler{theirs, ours} {
+			require.Equal(t, 1, served(3, h, "/a", "192.0.2.1"))
+			require.Equal(t, 0, served(3, h, "/b", "192.0.2.1"))
+			require.Equal(t, 1, served(3, h, "/a", "192.0.2.2"))
+		}
+	}},
+	{"`SetMethods(names)`", func(t *testing.T) {
+		theirs := tollbooth.LimitHandler(newTollbooth(1).SetMethods([]string{"POST"}), site)
+		ours := newGroup(t, "1/s").Middleware(shaper.ByClientIP(), shaper.WithCost(func(r *http.Request) int {
+			if r.Method != http.MethodPost {
+				return 0
+			}
+			return 1
+		}))(site)
+		for _, h := range []http.Handler{theirs, ours} {
+			require.Equal(t, 5, served(5, h, "/", "192.0.2.1"), "a GET is not limited")
+			require.Equal(t, 1, count(5, func() bool {
+				r := httptest.NewRequest(http.MethodPost, "/", nil)
+				r.RemoteAddr = "192.0.2.1:1234"
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, r)
+				return w.Code == http.StatusOK
+			}))
+		}
+	}},
+	{"`SetBasicAuthUsers(names)`", func(t *testing.T) {
+		theirs := tollbooth.LimitHandler(newTollbooth(1).SetBasicAuthUsers([]string{"ann", "bob"}), site)
+		ours := newGroup(t, "1/s").Middleware(func(r *http.Request) (string, error) {
+			user, _, _ := r.BasicAuth()
+			address, err := shaper.ByClientIP()(r)
+			return shaper.Join(user, address), err
+		})(site)
+		basic := func(user string) string {
+			r := httptest.NewRequest(http.MethodGet, "/", nil)
+			r.SetBasicAuth(user, "secret")
+			return r.Header.Get("Authorization")
+		}
+		for i, h := range []http.Handler{theirs, ours} {
+			require.Equal(t, 1, served(3, h, "/", "192.0.2.1", "Authorization", basic("ann")))
+			require.Equal(t, 1, served(3, h, "/", "192.0.2.1", "Authorization", basic("bob")))
+			require.Equal(t, []int{3, 1}[i], served(3, h, "/", "192.0.2.1", "Authorization", basic("eve")), "who is not named has no limit there")
 		}
 	}},
 	{"`SetMax(n)`, `SetBurst(b)`", func(t *testing.T) {

@@ -67,9 +67,10 @@ type Take struct {
 	High Instant
 	Seen int64
 
-	// Guard is how far in the future a level without a state reaches 0. Until then no request
-	// leaves by it, while other processes may still use slots of the state that was lost. Whole
-	// microseconds.
+	// Guard is how far in the future a level without a state reaches 0, so that requests wait while
+	// other processes may still use slots of the state that was lost. With a Burst a request leaves
+	// before the level is 0; a process that wants none to leave for a time adds as much to
+	// Guard. Whole microseconds.
 	Guard time.Duration
 }
 
