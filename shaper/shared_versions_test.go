@@ -113,6 +113,56 @@ func TestTheRateOfAClockThatIsAheadCanBeChanged(t *testing.T) {
 	})
 }
 
+// Whoever changes its Depth alone must not put back an old rate.
+func TestUpdateLimitsKeepsTheRateOfAnotherProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		a, b := sharedShaper(t, m, shaper.Limits{Rate: 50, Burst: 1, Depth: 9}), sharedShaper(t, m, shaper.Limits{Rate: 50, Burst: 1, Depth: 9})
+		waitInTurn := func() {
+			for range 2 { // The first may be the one that learns the rate.
+				require.NoError(t, a.Wait(t.Context()))
+				require.NoError(t, b.Wait(t.Context()))
+			}
+		}
+		require.NoError(t, a.SetLimits(shaper.Limits{Rate: 200, Burst: 1, Depth: 9}))
+		waitInTurn()
+		require.NoError(t, b.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+			l.Depth = 5
+			return l
+		}))
+		waitInTurn()
+		require.Equal(t, shaper.Limits{Rate: 200, Burst: 1, Depth: 9}, a.Limits())
+		require.Equal(t, shaper.Limits{Rate: 200, Burst: 1, Depth: 5}, b.Limits())
+		require.Error(t, b.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+			l.Rate = rate.Inf
+			return l
+		}))
+		require.Equal(t, shaper.Limits{Rate: 200, Burst: 1, Depth: 5}, b.Limits())
+	})
+}
+
+// Free must not promise what an outage refuses.
+func TestNothingIsFreeInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		s := sharedShaper(t, m, shaper.Limits{Rate: 10, Burst: 5})
+		require.True(t, s.AllowN(2))
+		require.Equal(t, 3, s.Stats().Free)
+		time.Sleep(time.Second)
+		require.Equal(t, 5, s.Stats().Free)
+		m.Fail(faultOf(buckettest.FailBefore))
+		for s.Stats().Bucket.State != shaper.BucketDown {
+			require.False(t, s.Allow())
+		}
+		require.Zero(t, s.Stats().Free)
+		require.False(t, s.Allow())
+		m.Fail(nil)
+		time.Sleep(5 * time.Second)
+		require.True(t, s.Allow())
+		require.Equal(t, 4, s.Stats().Free)
+	})
+}
+
 // A Depth, a cap or a MaxWait is each process's own: to change one changes no rate, and loses no
 // slot.
 func TestOwnLimitsAreNobodyElses(t *testing.T) {
