@@ -67,6 +67,18 @@ func TestTheDocumentHasTheRowsThatAreRun(t *testing.T) {
 	require.Equal(t, run, documented)
 }
 
+// What the tables of the proxies write as limits is limits.
+func TestTheLimitsOfTheDocumentAreLimits(t *testing.T) {
+	text, err := os.ReadFile("../../docs/coming-from.md")
+	require.NoError(t, err)
+	found := regexp.MustCompile("`(?:limits |\")(\\d[^`\"]*)\"?`").FindAllStringSubmatch(string(text), -1)
+	require.Greater(t, len(found), 5)
+	for _, m := range found {
+		_, err := shaper.ParseLimits(m[1])
+		require.NoError(t, err)
+	}
+}
+
 func callsOf(rows []row) (calls []string) {
 	for _, r := range rows {
 		calls = append(calls, r.call)
