@@ -128,7 +128,9 @@ func TestBoardAndRulesWorkWithBothFormsOfHistograms(t *testing.T) {
 	exposed := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	target := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for range 10 { // Each scrape finds higher counts, and all but one of these have waited.
-			require.NoError(t, s.WaitN(r.Context(), 1))
+			if s.WaitN(r.Context(), 1) != nil {
+				return // The one that scrapes has ended.
+			}
 		}
 		exposed.ServeHTTP(w, r)
 	}))
