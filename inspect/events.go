@@ -256,6 +256,7 @@ type liveDetail struct {
 	NextDeparture *time.Time     `json:"next_departure"`
 	Histograms    histogramsView `json:"histograms"`
 	Turns         *turnsView     `json:"turns,omitempty"` // of a Shaper WithFairQueue
+	Quota         *quotaView     `json:"quota,omitempty"` // of a source of OfQuota
 }
 
 func (c *core) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
@@ -277,6 +278,7 @@ func (c *core) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
 	if w.turns != nil {
 		d.Turns = w.turns.view(turnsShown)
 	}
+	d.Quota, _ = w.quota(teamsShown) // That it failed is logged.
 	return d, true
 }
 

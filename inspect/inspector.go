@@ -109,7 +109,7 @@ func (i *Inspector) Add(name string, source Source) {
 	if i.closed {
 		return
 	}
-	w := newWatched(name, source)
+	w := newWatched(name, source, i.controller.logger)
 	i.sources = append(slices.Clone(i.sources), w)
 	if !i.sampled {
 		i.sampled = true

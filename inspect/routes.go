@@ -27,6 +27,7 @@ var routes = []route{
 	{http.MethodGet, "/api/buckets", true, nil, (*Inspector).serveBucket},
 	{http.MethodGet, "/api/line", true, []string{"max"}, (*Inspector).serveLine},
 	{http.MethodGet, "/api/keys", true, []string{"max"}, (*Inspector).serveKeys},
+	{http.MethodGet, "/api/quota", true, []string{"teams"}, (*Inspector).serveQuota},
 	{http.MethodGet, "/api/top", false, []string{"source", "n"}, (*Inspector).serveTop},
 	{http.MethodGet, "/api/what-if", false, []string{"source", "key", "id", "limits"}, (*Inspector).serveWhatIf},
 	{http.MethodGet, "/api/changes", false, []string{"source"}, (*Inspector).serveChanges},

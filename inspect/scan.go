@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 )
@@ -16,7 +17,8 @@ const (
 type watched struct {
 	name   string
 	source source
-	whole  *track // of all of it together; guarded by Inspector.mu
+	logger *slog.Logger // for mistakes of the program's functions
+	whole  *track       // of all of it together; guarded by Inspector.mu
 
 	removed chan struct{} // closed by Inspector.Remove
 	ending  bool          // its changes are being ended, so none may begin; guarded by controller.mu
@@ -44,8 +46,8 @@ type snapshot struct {
 	readers int // guarded by watched.mu
 }
 
-func newWatched(name string, s Source) *watched {
-	w := &watched{name: name, source: s.open(), removed: make(chan struct{})}
+func newWatched(name string, s Source, logger *slog.Logger) *watched {
+	w := &watched{name: name, source: s.open(), logger: logger, removed: make(chan struct{})}
 	w.whole = newTrack(func() (reading, bool) { return w.source.read(), true })
 	if w.source.kind() == "shaper" {
 		w.whole.bucket, _ = w.source.find("")

@@ -123,6 +123,7 @@ type openShaper struct {
 	shaperSource
 
 	limits limitsTable // used by scan
+	quota  *quotaOf    // nil: no quota is known
 }
 
 func (s *openShaper) kind() string { return "shaper" }

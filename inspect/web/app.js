@@ -7,6 +7,7 @@ import { Detail } from "./detail.js";
 import { History } from "./history.js";
 import { SpacingHistogram, WaitHistogram } from "./histogram.js";
 import { Picture } from "./picture.js";
+import { Quota } from "./quota.js";
 import { Reports } from "./reports.js";
 import { Stream } from "./stream.js";
 import { Table } from "./table.js";
@@ -37,6 +38,7 @@ const detail = new Detail((answer) => {
   control.show(answer.control);
 });
 const turns = new Turns();
+const quota = new Quota(turns);
 const whatIf = new WhatIf();
 const control = new Control();
 const changes = new Changes((inForce) => control.learn(inForce), isShaper);
@@ -167,6 +169,7 @@ function showStory(figures) {
 function showDetail(data) {
   bucket = data.bucket ?? null;
   turns.show(data.turns ?? null, bucket);
+  quota.show(data.quota ?? null);
   if (isBucket()) detail.refresh(bucket != null);
   const { histograms } = data;
   if (!histograms) return;
@@ -234,6 +237,7 @@ onChange((now, before) => {
     bucket = null;
     recent.set([]);
     turns.clear();
+    quota.show(null);
     table.follow(null);
     showSelected();
     const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -19,6 +19,13 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+/** A new element of a drawing. */
+export function svg(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
 /** Sets the text of an element if it is another, so that nothing is laid out in vain. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

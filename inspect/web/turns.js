@@ -2,7 +2,7 @@
 // requests have left, as a band. A key keeps its color, its pattern and its number as long as
 // it is shown, so that the rows stand still while the lines grow and drain.
 
-import { byId, fill, make, nameOf, setAttribute, setText } from "./dom.js";
+import { byId, fill, make, nameOf, setAttribute, setText, svg } from "./dom.js";
 import { count, duration, number, percent, several } from "./format.js";
 import { fromServer } from "./url.js";
 
@@ -45,7 +45,7 @@ export class Turns {
     const longest = Math.max(1, others.waiting, ...view.rows.map((row) => row.waiting));
     const bars = [];
     rows.forEach((row, slot) => row && bars.push(this.row(row, slot, longest, left)));
-    if (all) for (const row of rest) bars.push(this.row(row, colored, longest, left));
+    if (all) for (const row of rest) bars.push(this.row(row, null, longest, left));
     if (others.waiting > 0 || others.departed > 0) bars.push(this.othersRow(others, longest, left));
     fill(byId("turns-table").tBodies[0], bars);
     byId("turns-more").hidden = rest.length === 0 && !all;
@@ -69,11 +69,17 @@ export class Turns {
     return this.slots.map((id) => byKey.get(id) ?? null);
   }
 
+  /** The place of a key among those that have a color; null if it has none. */
+  slotOf(id) {
+    const slot = this.slots.indexOf(id);
+    return slot < 0 ? null : slot;
+  }
+
   row(row, slot, longest, left) {
     const name = nameOf(fromServer(row.id)) + (row.cut ? "…" : "");
     return make("tr", {},
       make("th", { scope: "row" }, swatch(slot), make("span", { class: "name", text: name, title: name })),
-      make("td", { class: "bar" }, bar(slot, row.waiting / longest)),
+      make("td", { class: "bar" }, shareBar(slot, row.waiting / longest)),
       cell("waiting", count(row.waiting)), cell("weight", row.weight == null ? "–" : count(row.weight)), cell("cost", count(row.cost)),
       cell("oldest", row.oldest_wait_s == null ? "–" : duration(row.oldest_wait_s)), cell("leaves", this.leaves(row)),
       cell("left", `${count(row.departed_sum)}${left > 0 ? ` (${percent(row.departed_sum / left)})` : ""}`));
@@ -81,8 +87,8 @@ export class Turns {
 
   othersRow({ keys, waiting, departed }, longest, left) {
     return make("tr", { class: "others" },
-      make("th", { scope: "row" }, swatch(colored), make("span", { class: "name", text: keys > 0 ? `${several(keys, "other key")}` : "all others" })),
-      make("td", { class: "bar" }, bar(colored, waiting / longest)),
+      make("th", { scope: "row" }, swatch(null), make("span", { class: "name", text: keys > 0 ? `${several(keys, "other key")}` : "all others" })),
+      make("td", { class: "bar" }, shareBar(null, waiting / longest)),
       cell("waiting", count(waiting)), cell("weight", "–"), cell("cost", "–"), cell("oldest", "–"), cell("leaves", "–"),
       cell("left", `${count(departed)}${left > 0 ? ` (${percent(departed / left)})` : ""}`));
   }
@@ -125,24 +131,16 @@ export class Turns {
   }
 }
 
-const svg = (tag, attributes) => {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-};
-
-const paint = (slot) => (slot < colored ? `url(#turn-${slot + 1})` : "var(--turn-others)");
-
-/** A key's color, pattern and number; the others have no number. */
-function swatch(slot) {
-  const shape = svg("svg", { class: "turn", "aria-hidden": "true" });
-  shape.append(svg("rect", { width: "100%", height: "100%", class: slot < colored ? "" : "others", ...(slot < colored ? { fill: paint(slot) } : {}) }));
-  return make("span", { class: "swatch-of-turn" }, shape, make("b", { text: slot < colored ? String(slot + 1) : "" }));
+/** A key's color, pattern and number; the others (null) are grey and have no number. */
+export function swatch(slot) {
+  return make("span", { class: "swatch-of-turn" }, shareBar(slot, 1), make("b", { text: slot == null ? "" : String(slot + 1) }));
 }
 
-function bar(slot, share) {
+/** A bar of a key, as a share of the room there is. */
+export function shareBar(slot, share) {
   const shape = svg("svg", { class: "turn", "aria-hidden": "true" });
-  shape.append(svg("rect", { width: `${(100 * share).toFixed(1)}%`, height: "100%", class: slot < colored ? "" : "others", ...(slot < colored ? { fill: paint(slot) } : {}) }));
+  const paint = slot == null ? { class: "others" } : { fill: `url(#turn-${slot + 1})` };
+  shape.append(svg("rect", { width: `${(100 * share).toFixed(1)}%`, height: "100%", ...paint }));
   return shape;
 }
 
