@@ -40,28 +40,25 @@ type Setup struct {
 	Weights  map[string]int // of teams; others have 1
 }
 
-// providers are how APIs count. An API that is only like OpenAI's does not say what is left, so calls
-// settle with all that they have used, as package llm has it.
-var providers = map[string]struct {
-	llm.Provider
-	settlesWithAll bool
-}{
-	"openai":            {llm.OpenAI, false},
-	"openai-compatible": {llm.OpenAI, true},
-	"anthropic":         {llm.Anthropic, false},
-	"gemini":            {llm.Gemini, false},
-	"bedrock":           {llm.Bedrock, false},
+// counted says what of a usage an API counts, as the providers of the gateway do. What is only like OpenAI's API is taken to
+// say nothing of what is left, so that calls settle with all that they have used.
+var counted = map[string]func(llm.Usage) llm.Usage{
+	"openai":            llm.OpenAI.Counted,
+	"openai-compatible": func(u llm.Usage) llm.Usage { return llm.Usage{Input: input(u), Output: u.Output} },
+	"anthropic":         llm.Anthropic.Counted,
+	"gemini":            llm.Gemini.Counted,
+	"bedrock":           llm.Bedrock.Counted,
 }
 
 // Providers returns the names of the providers, in words.
 func Providers() string {
-	names := slices.Sorted(maps.Keys(providers))
+	names := slices.Sorted(maps.Keys(counted))
 	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
 }
 
 // limits returns the limits of the bucket, or an error about a setup that can't be replayed.
 func (s Setup) limits() (shaper.Limits, error) {
-	if _, known := providers[s.Provider]; !known {
+	if _, known := counted[s.Provider]; !known {
 		return shaper.Limits{}, fmt.Errorf("-provider %q: must be %s", s.Provider, Providers())
 	}
 	if s.Quota == (llm.Quota{}) {
@@ -78,12 +75,12 @@ func (s Setup) limits() (shaper.Limits, error) {
 // A Simulation lets calls arrive, one after another, at the bucket of a quota. It remembers the teams, and
 // the calls in line and under way. [New] makes one.
 type Simulation struct {
-	setup    Setup
-	provider llm.Provider
-	bucket   *replay.FairBucket
-	teams    map[string]*Team
-	result   Result
-	minutes  map[time.Duration]*llm.Quota // what the calls that left in each minute have taken
+	setup   Setup
+	counted func(llm.Usage) llm.Usage
+	bucket  *replay.FairBucket
+	teams   map[string]*Team
+	result  Result
+	minutes map[time.Duration]*llm.Quota // what the calls that left in each minute have taken
 }
 
 // New returns a Simulation to which no call has come yet.
@@ -93,7 +90,7 @@ func New(s Setup) (*Simulation, error) {
 		return nil, err
 	}
 	return &Simulation{
-		setup: s, provider: providers[s.Provider].Provider, bucket: replay.NewFairBucket(replay.NewPlan(l)), teams: map[string]*Team{},
+		setup: s, counted: counted[s.Provider], bucket: replay.NewFairBucket(replay.NewPlan(l)), teams: map[string]*Team{},
 		result: Result{Setup: s}, minutes: map[time.Duration]*llm.Quota{},
 	}, nil
 }
@@ -110,14 +107,14 @@ func (s *Simulation) Arrive(r *accesslog.Record) {
 		t = &Team{Team: r.Call.Team, Weight: cmp.Or(s.setup.Weights[r.Call.Team], 1)}
 		s.teams[r.Call.Team] = t
 	}
-	estimate := s.provider.Counted(r.Call.Estimate)
+	estimate := s.counted(r.Call.Estimate)
 	charged, actual := estimate, -1
-	switch settled, ok := s.settled(r.Call); {
+	switch settled := s.counted(r.Call.Actual); {
 	case !ran(r):
 		s.result.NotRun++
 	case !r.Call.Known:
 		s.result.Unknown++
-	case ok:
+	case min(settled.Input, settled.Output, settled.CacheRead, settled.CacheWrite) >= 0: // Else the estimate stands; see llm.Provider.
 		charged, actual = settled, s.setup.Quota.Cost(settled)
 	}
 	for _, to := range []*Fates{&t.Then, &s.result.All.Then} {
@@ -147,16 +144,6 @@ const (
 // ran reports whether the provider was called for a call, so that it is known how long that took.
 func ran(r *accesslog.Record) bool {
 	return r.Call.Took > 0 || r.Call.Known || r.Status != tooManyRequests && r.Status != clientHasGone
-}
-
-// settled returns as what a call counts when it has ended; ok reports whether that is not what it has counted as when it
-// began.
-func (s *Simulation) settled(c *accesslog.Call) (u llm.Usage, ok bool) {
-	u = s.provider.Counted(c.Actual)
-	if min(u.Input, u.Output, u.CacheRead, u.CacheWrite) >= 0 {
-		return u, true
-	}
-	return c.Actual, providers[s.setup.Provider].settlesWithAll
 }
 
 // take counts what a call takes that leaves at an instant.
