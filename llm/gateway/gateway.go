@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,6 +43,9 @@ type Config struct {
 
 	// Record is called when a call has ended, with the request as it came; nil: nobody is told.
 	Record func(*http.Request, Record)
+
+	// Options are further options of the [shaper.Middleware] in which calls wait, such as [shaper.WithLogger].
+	Options []shaper.MiddlewareOption
 
 	// Refuse answers a call that was not admitted, and may call [Gateway.WriteError]. nil: WriteError answers.
 	Refuse func(http.ResponseWriter, *http.Request, error)
@@ -117,8 +121,12 @@ func (g *Gateway) scaled(n int, round func(float64) float64) int {
 // Wrap returns the gateway in front of a handler that passes calls to the provider, such as a reverse proxy. The handler
 // must be ready to serve a request a second time; it is restored to what it was.
 func (g *Gateway) Wrap(next http.Handler) http.Handler {
-	line := shaper.Middleware(limiter{}, shaper.WithCost(func(r *http.Request) int { return callOf(r.Context()).cost }), shaper.WithErrorHandler(g.config.Refuse))(
-		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { callOf(r.Context()).serve(w, r, next) }))
+	options := append(slices.Clone(g.config.Options),
+		shaper.WithCost(func(r *http.Request) int { return callOf(r.Context()).cost }),
+		shaper.WithErrorHandler(g.config.Refuse))
+	line := shaper.Middleware(limiter{}, options...)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		callOf(r.Context()).serve(w, r, next)
+	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := &call{g: g, arrived: time.Now()}
 		outer := r.Context()

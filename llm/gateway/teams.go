@@ -1,0 +1,148 @@
+package gateway
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Teams knows the teams that have a token of the gateway, from a file of lines such as
+//
+//	gold: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+//
+// with the SHA-256 of the team's token in hexadecimal. A team may have several lines, to change its token. Empty lines and
+// lines that begin with # are left out. When the file changes it is read again, within a second of the next call; if it has
+// a mistake then, what it said before holds. Teams is safe for concurrent use.
+type Teams struct {
+	path string
+	log  *slog.Logger
+
+	mu     sync.Mutex
+	looked time.Time
+	read   os.FileInfo
+	named  map[[sha256.Size]byte]string
+}
+
+// OpenTeams reads a file. log gets the mistakes of a later one; nil: nobody does.
+func OpenTeams(path string, log *slog.Logger) (*Teams, error) {
+	t := &Teams{path: path, log: log}
+	if err := t.readLocked(); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// everySoOften is how often a file is looked at, at most.
+const everySoOften = time.Second
+
+// Of returns the team whose token a call has, and takes the token out of the call, where the provider must not see it. The
+// token may stand wherever a key of a provider may: in Authorization, X-Api-Key, X-Goog-Api-Key, Api-Key, or as the
+// parameter key.
+func (t *Teams) Of(r *http.Request) (team string, ok bool) {
+	t.refresh()
+	query := r.URL.Query()
+	bearer, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	for _, token := range []string{bearer, r.Header.Get("X-Api-Key"), r.Header.Get("X-Goog-Api-Key"), r.Header.Get("Api-Key"), query.Get("key")} {
+		if team, ok = t.owner(token); ok {
+			break
+		}
+	}
+	if !ok {
+		return "", false
+	}
+	for _, field := range []string{"Authorization", "X-Api-Key", "X-Goog-Api-Key", "Api-Key"} {
+		r.Header.Del(field)
+	}
+	if query.Has("key") {
+		query.Del("key")
+		r.URL.RawQuery = query.Encode()
+	}
+	return team, true
+}
+
+func (t *Teams) owner(token string) (team string, ok bool) {
+	if token == "" {
+		return "", false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	team, ok = t.named[sha256.Sum256([]byte(token))]
+	return team, ok
+}
+
+// refresh reads the file again if it has changed.
+func (t *Teams) refresh() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if time.Since(t.looked) < everySoOften {
+		return
+	}
+	t.looked = time.Now()
+	now, err := os.Stat(t.path)
+	if err == nil && now.ModTime().Equal(t.read.ModTime()) && now.Size() == t.read.Size() {
+		return
+	}
+	if err == nil {
+		err = t.readLocked()
+		t.read = now // A mistake is told once.
+	}
+	if err != nil && t.log != nil {
+		t.log.Error("the teams stay as they were", "error", err)
+	}
+}
+
+func (t *Teams) readLocked() error {
+	info, err := os.Stat(t.path)
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(t.path)
+	if err != nil {
+		return err
+	}
+	named := map[[sha256.Size]byte]string{}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		team, sum, err := parseTeam(line)
+		if _, twice := named[sum]; err == nil && twice {
+			err = errors.New("the token of another line")
+		}
+		if err != nil {
+			return fmt.Errorf("%s:%d: %w", t.path, n, err) // Nothing of the line: it may be a token by mistake.
+		}
+		named[sum] = team
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("%s: %w", t.path, err)
+	}
+	if len(named) == 0 {
+		return fmt.Errorf("%s: it has no team", t.path)
+	}
+	t.named, t.read = named, info
+	return nil
+}
+
+func parseTeam(line string) (team string, sum [sha256.Size]byte, err error) {
+	team, text, ok := strings.Cut(line, ":")
+	if team = strings.TrimSpace(team); !ok || team == "" {
+		return "", sum, errors.New(`it must read "team: sha256"`)
+	}
+	decoded, err := hex.DecodeString(strings.TrimSpace(text))
+	if err != nil || len(decoded) != len(sum) {
+		return "", sum, errors.New("what stands behind the team is no SHA-256, which has 64 hexadecimal digits, as sha256sum prints them")
+	}
+	return team, [sha256.Size]byte(decoded), nil
+}
