@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v4"
 
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/gateway"
 	"example.com/leakybucket/promshaper"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
@@ -151,8 +153,14 @@ func gather(t *testing.T) []*dto.MetricFamily {
 		_, err := c.Add(name, source)
 		require.NoError(t, err)
 	}
+	models, err := gateway.New(gateway.Config{Provider: "openai", Quota: llm.Quota{Requests: 1}, Line: func() *shaper.Shaper { return single }})
+	require.NoError(t, err)
+	models.Begin()
 	registry := prometheus.NewPedanticRegistry()
 	require.NoError(t, registry.Register(c))
+	require.NoError(t, registry.Register(promshaper.Ledgers(func() map[string]*gateway.Ledger {
+		return map[string]*gateway.Ledger{"models": models.Ledger()}
+	})))
 	families, err := registry.Gather()
 	require.NoError(t, err)
 	return families

@@ -1,0 +1,62 @@
+package promshaper
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/gateway"
+)
+
+// ledgers tell Prometheus of gateways to providers of language models.
+type ledgers struct {
+	all func() map[string]*gateway.Ledger
+}
+
+// Ledgers returns a Collector of what calls of language models have taken, of ledgers by their names, which are the label
+// rule. The label team is empty unless teams have labels of their own ([gateway.Config]); then the others are "other".
+//
+//	shaper_llm_calls_total              calls that have ended
+//	shaper_llm_tokens_total             their tokens, as the provider counts them, with the label direction
+//	shaper_llm_refused_total            calls that the gateway has refused
+//	shaper_llm_provider_refusals_total  answers of the provider with 429; there should be none
+//	shaper_llm_quota_per_minute         the quota, with the label kind
+func Ledgers(all func() map[string]*gateway.Ledger) prometheus.Collector { return ledgers{all} }
+
+var (
+	llmCalls     = prometheus.NewDesc("shaper_llm_calls_total", "Calls of a language model that have ended.", []string{"rule", "team"}, nil)
+	llmTokens    = prometheus.NewDesc("shaper_llm_tokens_total", "Tokens of these calls, as the provider counts them.", []string{"rule", "team", "direction"}, nil)
+	llmRefused   = prometheus.NewDesc("shaper_llm_refused_total", "Calls that the gateway has refused.", []string{"rule", "team"}, nil)
+	llmRefusals  = prometheus.NewDesc("shaper_llm_provider_refusals_total", "Answers of the provider with status 429; there should be none.", []string{"rule"}, nil)
+	llmPerMinute = prometheus.NewDesc("shaper_llm_quota_per_minute", "What the provider allows in a minute.", []string{"rule", "kind"}, nil)
+)
+
+// Describe implements [prometheus.Collector].
+func (ledgers) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{llmCalls, llmTokens, llmRefused, llmRefusals, llmPerMinute} {
+		out <- d
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (c ledgers) Collect(out chan<- prometheus.Metric) {
+	counter := func(of *prometheus.Desc, n uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(of, prometheus.CounterValue, float64(n), labels...)
+	}
+	for rule, l := range c.all() {
+		st := l.Status(time.Now(), 0)
+		counter(llmRefusals, st.Refusals, rule)
+		for kind, n := range map[llm.Kind]int{llm.Requests: st.Quota.Requests, llm.Tokens: st.Quota.Tokens, llm.Input: st.Quota.Input, llm.Output: st.Quota.Output} {
+			if n > 0 {
+				out <- prometheus.MustNewConstMetric(llmPerMinute, prometheus.GaugeValue, float64(n), rule, string(kind))
+			}
+		}
+		for _, t := range l.Totals() {
+			counter(llmCalls, t.Requests, rule, t.Team)
+			counter(llmTokens, t.Input, rule, t.Team, "input")
+			counter(llmTokens, t.Output, rule, t.Team, "output")
+			counter(llmRefused, t.Refused, rule, t.Team)
+		}
+	}
+}
