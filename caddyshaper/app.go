@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"example.com/leakybucket/config"
+	"example.com/leakybucket/llm/gateway"
 )
 
 func init() { caddy.RegisterModule((*app)(nil)) }
@@ -117,6 +118,7 @@ type entry struct {
 	server   string       // of the first handler
 	file     *config.File // nil: the limits are in the settings
 	lines    *limiters
+	gateway  *gateway.Gateway // of a handler with a quota; nil: none
 	log      *slog.Logger
 	done     chan struct{} // closed when the configuration ends
 }

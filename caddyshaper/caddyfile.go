@@ -31,6 +31,19 @@ import (
 //		fair         [<part>... | header <name>] {
 //			weight <part>... <number>
 //		}
+//		quota        openai|anthropic|gemini|bedrock|openai-compatible {
+//			requests <number>
+//			tokens   <number>
+//			input    <number>
+//			output   <number>
+//			burst    <duration>
+//		}
+//		depth        <number>
+//		wait         <duration>
+//		inflight     <number>
+//		teams        <file>
+//		usage        <file> | stdout | stderr
+//		team_metrics <number>
 //		routes       <pattern>...
 //		ipv6_bits    <number>
 //		cost         <number>|{placeholder} [<most>]
@@ -89,10 +102,15 @@ func (s *Shape) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			}
 			return d.WrapErr(err)
 		}
-		if option == "fair" {
-			if err := s.Fair.readWeights(d); err != nil {
-				return err
-			}
+		var err error
+		switch option {
+		case "fair":
+			err = s.Fair.readWeights(d)
+		case "quota":
+			err = s.Quota.readBlock(d)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -122,6 +140,13 @@ var subdirectives = map[string]subdirective{
 	"dry_run":             flag(func(s *Shape) *bool { return &s.DryRun }),
 	"key":                 texts(func(s *Shape) *[]string { return &s.Key }),
 	"fair":                readFairLine,
+	"quota":               readQuotaLine,
+	"depth":               number(func(s *Shape) *int { return &s.Depth }),
+	"wait":                duration(func(s *Shape) *caddy.Duration { return &s.Wait }),
+	"inflight":            number(func(s *Shape) *int { return &s.InFlight }),
+	"teams":               text(func(s *Shape) *string { return &s.Teams }),
+	"usage":               text(func(s *Shape) *string { return &s.Usage }),
+	"team_metrics":        number(func(s *Shape) *int { return &s.TeamMetrics }),
 	"routes":              texts(func(s *Shape) *[]string { return &s.Routes }),
 	"ipv6_bits":           number(func(s *Shape) *int { return &s.IPv6Bits }),
 	"cost":                readCost,
@@ -414,7 +439,7 @@ func noteName(h httpcaddyfile.Helper, s *Shape, named bool) error {
 func (s *Shape) common() (fields map[string]json.RawMessage) {
 	text, _ := json.Marshal(s) // There is nothing in it that JSON can't hold.
 	_ = json.Unmarshal(text, &fields)
-	for _, own := range [...]string{"name", "key", "routes", "ipv6_bits", "cost", "max_cost", "ratelimit_headers", "x_ratelimit_headers", "server_timing", "verdict_header", "retry_spread", "log_refusals"} {
+	for _, own := range [...]string{"name", "key", "routes", "ipv6_bits", "cost", "max_cost", "ratelimit_headers", "x_ratelimit_headers", "server_timing", "verdict_header", "retry_spread", "log_refusals", "usage", "teams"} {
 		delete(fields, own)
 	}
 	return fields

@@ -29,6 +29,8 @@ type call struct {
 	outer   *call // of a handler in front of this one; nil: there is none
 	times   timeouts
 
+	isStranger bool // it has no token, where one is needed
+
 	waited time.Duration // in the lines of this handler
 	told   bool          // placeholders and log fields have been set
 	err    error         // what the handler returns
@@ -42,7 +44,8 @@ func callOf(r *http.Request) *call { return r.Context().Value(callKey{}).(*call)
 // newCall begins the call of a request.
 func (s *Shape) newCall(r *http.Request, next caddyhttp.Handler) *call {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	c := &call{name: s.lines.name, key: s.keyOf(r, repl), cost: s.costOf(repl), next: next, request: r}
+	isStranger := s.authorize(r, repl) // It finds a part of the key.
+	c := &call{name: s.lines.name, key: s.keyOf(r, repl), cost: s.costOf(repl), next: next, request: r, isStranger: isStranger}
 	c.outer, _ = r.Context().Value(callKey{}).(*call)
 	c.times = holdTimeouts(r.Context())
 	// Caddy's placeholders read from the request that it made, so the handlers behind this

@@ -64,6 +64,10 @@
 // the key has none, also over a reload. With rules fair has no words: the files say what makes the keys,
 // what weights they have and, as their default, the limits of the line.
 //
+// With quota in place of limits the handler is a gateway to a provider of language models, and its
+// cost units are parts of a minute's quota ([gateway.Gateway]). A reload that changes the quota re-times the
+// calls in line: the rate changes by as much as the limit that has grown least.
+//
 // # What is told
 //
 // A refusal is 429 where there is no place, the wait would be too long or the limit is reached,

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net/http"
 	"time"
+
+	"example.com/leakybucket/shaper"
 )
 
 // HostOf returns the part host of the key of a request for a host.
@@ -79,3 +81,6 @@ func NewFailureLog(log *slog.Logger) (note func(status int, err error), end func
 func NewRedisLog(log *slog.Logger) func(ctx context.Context, format string, args ...any) {
 	return newRedisLog(log).Printf
 }
+
+// FairStats returns the state of the line of fair queueing of a name.
+func FairStats(name string) shaper.Stats { return known.latest(name, nil).fair.Load().Stats() }

@@ -206,5 +206,12 @@ func (l *limiters) setFairLocked(e *entry) error {
 	if !l.key.fixed.fair {
 		return nil
 	}
-	return l.setLineLocked(&l.fair, e.lineLimits(), l.name, l.bucketKey(""), shaper.WithFairQueue(l.weightOf))
+	limits := e.lineLimits()
+	if l.key.fixed.quota {
+		var err error
+		if limits, err = e.settings.quota.limits(l.base); err != nil {
+			return err
+		}
+	}
+	return l.setLineLocked(&l.fair, limits, l.name, l.bucketKey(""), shaper.WithFairQueue(l.weightOf))
 }

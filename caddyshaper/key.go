@@ -21,8 +21,13 @@ type keyFunc func(*http.Request, *caddy.Replacer) string
 
 // keyParts returns the parts of the key of a request, and the field that says them.
 func (s *Shape) keyParts() (field string, parts []string) {
-	if s.Fair != nil {
+	switch {
+	case s.Fair != nil:
 		return "fair", s.Fair.By
+	case s.Teams != "":
+		return "teams", []string{"team"}
+	case s.Quota != nil:
+		return "quota", []string{"all"}
 	}
 	return "key", s.Key
 }
@@ -60,6 +65,9 @@ func (s *Shape) joinKey(field string, parts []string, route keyFunc) (keyFunc, e
 	}
 	funcs := make([]keyFunc, len(parts))
 	for i, part := range parts {
+		if part == "team" && s.Teams == "" {
+			return nil, fmt.Errorf(`%s: "team" is the owner of a token, and teams names no file of them`, field)
+		}
 		var err error
 		if funcs[i], err = newKeyPart(part, ipv6Bits, route); err != nil {
 			return nil, fmt.Errorf("%s: %w", field, err)
@@ -88,6 +96,8 @@ func newKeyPart(part string, ipv6Bits int, route keyFunc) (keyFunc, error) {
 	case "client_ip":
 		ip := shaper.ClientIP{IPv6Bits: ipv6Bits}
 		return func(r *http.Request, _ *caddy.Replacer) string { return clientIP(r, ip) }, nil
+	case "team":
+		return func(_ *http.Request, repl *caddy.Replacer) string { return repl.ReplaceAll("{http.shape.team}", "") }, nil
 	case "host":
 		return func(r *http.Request, _ *caddy.Replacer) string { return hostOf(r) }, nil
 	case "all":

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"example.com/leakybucket/llm/gateway"
 	"example.com/leakybucket/promshaper"
 )
 
@@ -38,12 +39,23 @@ func registerMetrics(ctx caddy.Context) error {
 	if registry == nil {
 		return nil
 	}
-	for _, c := range []prometheus.Collector{collector(), rulesCollector{}} {
+	for _, c := range []prometheus.Collector{collector(), rulesCollector{}, promshaper.Ledgers(ledgers)} {
 		if err := registry.Register(c); err != nil {
 			return fmt.Errorf("the metrics of shape: %w", err)
 		}
 	}
 	return nil
+}
+
+// ledgers returns what the calls of gateways have taken, by the names of their lines.
+func ledgers() map[string]*gateway.Ledger {
+	all := map[string]*gateway.Ledger{}
+	for _, l := range running() {
+		if l.ledger != nil {
+			all[l.name] = l.ledger
+		}
+	}
+	return all
 }
 
 // A rulesCollector tells Prometheus of the rules in files, in the way of Prometheus' own

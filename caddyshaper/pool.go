@@ -13,6 +13,8 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/config"
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/gateway"
 	"example.com/leakybucket/shaper"
 )
 
@@ -38,6 +40,9 @@ type limiters struct {
 	fair  atomic.Pointer[shaper.Shaper] // the line of fair queueing; nil: each key has a line in live
 	site  atomic.Pointer[shaper.Shaper] // nil: none
 
+	base   llm.Quota       // whose parts are the cost units of the line of a gateway
+	ledger *gateway.Ledger // of a gateway; nil: there is none
+
 	says atomic.Pointer[entry] // what says the limits
 
 	mu       sync.Mutex
@@ -61,6 +66,9 @@ func loadOrNew[V caddy.Destructor](pool *caddy.UsagePool, key any, makeNew func(
 // newLimiters makes limiters, which begin with the settings of e.
 func newLimiters(key poolKey, e *entry) (*limiters, error) {
 	l := &limiters{name: key.name, key: key}
+	if key.fixed.quota {
+		l.base, l.ledger = e.settings.quota.Quota, gateway.NewLedger()
+	}
 	l.says.Store(e)
 	var err error
 	if key.fixed.store != "" {
@@ -217,6 +225,9 @@ func (l *limiters) applyLocked(e *entry) {
 	}
 	if err := l.setFairLocked(e); err != nil {
 		e.log.Error("the limits stay as they were", "error", err)
+	}
+	if e.gateway != nil {
+		e.gateway.Begin()
 	}
 	if err := l.setSiteLocked(e.settings.site); err != nil {
 		e.log.Error("the limits of the site stay as they were", "error", err)

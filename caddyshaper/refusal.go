@@ -18,7 +18,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// refuse answers a request that was not admitted as [shaper.WriteError] does. If there are error
+// refuse answers a request that was not admitted as [Shape.writeError] does. If there are error
 // routes for it, they answer, and only the fields that a client needs in any case are put into
 // the header.
 func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
@@ -26,14 +26,16 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	c.times.resume()
 	c.tell(reasonOf(err))
 	a := answer{header: http.Header{}}
-	shaper.WriteError(&a, r, err)
+	s.writeError(&a, r, err)
 	if a.status >= 500 {
 		s.failures.note(a.status, s.lines.redact(err))
 	}
 	h := w.Header()
 	if after := a.header.Get("Retry-After"); after != "" {
 		later := spread(after, time.Duration(s.RetrySpread))
-		a.header.Set("Retry-After", later)
+		if a.header.Set("Retry-After", later); later != after && a.header.Get("Retry-After-Ms") != "" {
+			a.header.Set("Retry-After-Ms", later+"000")
+		}
 		// RateLimit was set for the exact time. A client must not come too early, whichever
 		// of the two it obeys.
 		if fields := h["Ratelimit"]; len(fields) > 0 {
@@ -45,7 +47,7 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if len(s.errors) > 0 {
 		if failed := caddyhttp.Error(a.status, err); s.errors.answer(r, failed) {
-			for _, field := range [...]string{"Cache-Control", "Retry-After"} {
+			for _, field := range [...]string{"Cache-Control", "Retry-After", "Retry-After-Ms"} {
 				if value := a.header.Get(field); value != "" {
 					h.Set(field, value)
 				}
@@ -61,6 +63,15 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	maps.Copy(h, a.header)
 	w.WriteHeader(a.status)
 	_, _ = w.Write(a.body) // An error means that the client has gone.
+}
+
+// writeError answers as [shaper.WriteError] does, or in the format of a provider.
+func (s *Shape) writeError(w http.ResponseWriter, r *http.Request, err error) {
+	if s.gateway != nil {
+		s.gateway.WriteError(w, r, err)
+		return
+	}
+	shaper.WriteError(w, r, err)
 }
 
 // errorRoutes are the routes by which errors of a handler may be answered: the routes of its

@@ -26,6 +26,7 @@ type settings struct {
 	limits    shaper.Limits  // without rules
 	candidate *shaper.Limits // without rules; nil: none
 	site      *shaper.Limits // nil: none
+	quota     quota          // without a provider: none
 	fair      Fair           // of a shape with fair queueing
 	state     string         // absolute path; "": none
 }
@@ -38,6 +39,7 @@ type fixed struct {
 	coarse    bool
 	dryRun    bool
 	fair      bool
+	quota     bool
 	store     string // with placeholders replaced
 	fallback  shaper.Fallback
 	patience  time.Duration // 0: without end
@@ -53,13 +55,13 @@ func (s *Shape) settings() (set settings, err error) {
 	if !set.named {
 		set.name = defaultName
 	}
-	err = readAll(s, &set, readLimits, readFixed, readFair, readStore, readAnswers, resolve)
+	err = readAll(s, &set, readLimits, readFixed, readQuota, readFair, readStore, readAnswers, resolve)
 	return set, err
 }
 
 // check returns the mistake in the fields, whatever the machine that they are for.
 func (s *Shape) check() error {
-	if err := readAll(s, new(settings), readLimits, readFixed, readFair, readStore, readAnswers); err != nil {
+	if err := readAll(s, new(settings), readLimits, readFixed, readQuota, readFair, readStore, readAnswers); err != nil {
 		return err
 	}
 	if _, err := newCost(s.Cost, s.MaxCost); err != nil {
@@ -85,6 +87,8 @@ func readAll(s *Shape, set *settings, all ...func(*Shape, *settings) error) erro
 // readLimits reads all that says how much may pass.
 func readLimits(s *Shape, set *settings) (err error) {
 	switch {
+	case s.Quota != nil:
+		return nil // readQuota reads it.
 	case len(s.Rules) == 0 && s.Limits == "":
 		return errors.New(`limits: missing; say how much may pass, as in "limits 50/s depth 100", or name a file by "rules"`)
 	case len(s.Rules) > 0 && s.Limits != "":

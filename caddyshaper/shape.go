@@ -8,6 +8,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"example.com/leakybucket/llm/gateway"
 	"example.com/leakybucket/shaper"
 )
 
@@ -17,7 +18,7 @@ func init() { caddy.RegisterModule((*Shape)(nil)) }
 // reach the handlers behind it at the rate of the limits, and refuses those for which there
 // is no place.
 //
-// Exactly one of rules and limits is needed; all else may be left out.
+// Exactly one of rules, limits and quota is needed; all else may be left out.
 type Shape struct {
 	// Name stands for the lines in metrics, logs, the page and the state file, and in the
 	// store. A reload of the configuration finds the lines by their name. The Caddyfile
@@ -48,6 +49,26 @@ type Shape struct {
 	// Fair makes the keys share the rate of Limits, in place of a line and a rate for each. It says
 	// itself what makes the key of a request; with Rules it is empty, and the files say it.
 	Fair *Fair `json:"fair,omitempty"`
+
+	// Quota makes the handler a gateway to a provider of language models, in place of Limits. Calls of the
+	// keys of Fair, or of the owners of Teams' tokens, take turns.
+	Quota *Quota `json:"quota,omitempty"`
+
+	// Depth, Wait and InFlight are for a Quota: how many calls may wait, for how long, and how many
+	// may be at the provider. 0 means 1000, 2m, and any number.
+	Depth    int            `json:"depth,omitempty"`
+	Wait     caddy.Duration `json:"wait,omitempty"`
+	InFlight int            `json:"inflight,omitempty"`
+
+	// Teams is a file of lines "team: sha256" with the tokens of the gateway ([gateway.Teams]). A call
+	// without one is answered with 401. The team is the part team of the key.
+	Teams string `json:"teams,omitempty"`
+
+	// Usage is the file that gets a line of JSON for each call ([gateway.Record]), stdout or stderr.
+	Usage string `json:"usage,omitempty"`
+
+	// TeamMetrics is how many teams have a label of their own in metrics; the others are "other".
+	TeamMetrics int `json:"team_metrics,omitempty"`
 
 	// Routes are the patterns that the part route of a key tells apart, as those of
 	// http.ServeMux: "POST /login", "/orders/{id}". Those that begin a rule's key need not
@@ -121,6 +142,9 @@ type Shape struct {
 	LogRefusals bool `json:"log_refusals,omitempty"`
 
 	lines   *limiters
+	gateway *gateway.Gateway // nil: there is no Quota
+	tokens  *gateway.Teams   // nil: no call needs a token
+	usage   *usageLog        // nil: none
 	keyOf   keyFunc
 	costOf  costFunc
 	errors  errorRoutes
@@ -155,6 +179,9 @@ func (s *Shape) Cleanup() error {
 	if s.failures != nil { // else its provisioning has failed before
 		s.failures.close()
 	}
+	if s.usage != nil {
+		s.usage.release()
+	}
 	return nil
 }
 
@@ -176,6 +203,9 @@ func (s *Shape) provision(ctx caddy.Context, set settings) error {
 	}
 	s.lines = e.lines
 	if s.keyOf, err = s.newKeyFor(e); err != nil {
+		return err
+	}
+	if err := s.provisionQuota(ctx, e); err != nil {
 		return err
 	}
 	s.options = s.middlewareOptions(ctx)
@@ -212,8 +242,12 @@ func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
 func keyOfCall(r *http.Request) (string, error) { return callOf(r).key, nil }
 
 // chain returns the lines that a request goes through: the line of the candidate, which holds
-// none up, the line of its key, and the line of the site. With fair queueing there is one line.
+// none up, the line of its key, and the line of the site. With fair queueing there is one line. A quota
+// has a gateway in front of it.
 func (s *Shape) chain() http.Handler {
+	if s.gateway != nil {
+		return s.gateway.Wrap(http.HandlerFunc(admit))
+	}
 	if s.Fair != nil {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.enter(s.lines.fair.Load(), w, r) })
 	}

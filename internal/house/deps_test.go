@@ -127,10 +127,10 @@ const nestedPolicy = `
 	# The shaper in Caddy: its core, its HTTP server and the adapter of its Caddyfile, with what
 	# these log by. It brings everything that an operator may name in a Caddyfile, so it knows
 	# the other modules too, except for those that are for Go programs.
-	caddyshaper: std shaper inspect config redisbucket pgbucket promshaper golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp go.uber.org/zap go.uber.org/zap/exp/zapslog github.com/prometheus/client_golang/prometheus github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
+	caddyshaper: std shaper llm llm/gateway inspect config redisbucket pgbucket promshaper golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp github.com/caddyserver/caddy/v2/modules/logging go.uber.org/zap go.uber.org/zap/exp/zapslog github.com/prometheus/client_golang/prometheus github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
 
 	# Its tests run it in front of a real upstream.
-	caddyshaper tests: github.com/caddyserver/caddy/v2/caddyconfig github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy github.com/caddyserver/caddy/v2/modules/logging
+	caddyshaper tests: github.com/caddyserver/caddy/v2/caddyconfig github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy
 
 	# What drives a browser, to look at the page of inspect as its users do. There is
 	# nothing but tests.
@@ -148,7 +148,7 @@ const nestedPolicy = `
 
 	# Metrics for Prometheus: its client, whose client_model is needed for histograms that are
 	# native and classic at once, with the protobuf runtime that makes values of its fields.
-	promshaper: std shaper golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
+	promshaper: std shaper llm llm/gateway golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
 
 	# What a scrape answers is read as Prometheus does.
 	promshaper tests: shaper/buckettest github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_golang/prometheus/testutil github.com/prometheus/common/expfmt google.golang.org/protobuf/encoding/protojson

@@ -1,0 +1,298 @@
+package caddyshaper
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/logging"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/gateway"
+	"example.com/leakybucket/shaper"
+)
+
+// Quota makes a [Shape] a gateway to a provider of language models: see [gateway.Gateway].
+type Quota struct {
+	// Provider is openai, anthropic, gemini, bedrock, or openai-compatible.
+	Provider string `json:"provider"`
+
+	// Requests and the others are what the provider allows in a minute; 0 means that there is no such limit.
+	Requests int `json:"requests,omitempty"`
+	Tokens   int `json:"tokens,omitempty"`
+	Input    int `json:"input,omitempty"`
+	Output   int `json:"output,omitempty"`
+
+	// Burst is for how long the quota may be used at once, from 0 to a minute; 30s unless it is set.
+	Burst *caddy.Duration `json:"burst,omitempty"`
+}
+
+// What a gateway has unless its settings say otherwise.
+const (
+	defaultBurst = 30 * time.Second
+	defaultDepth = 1000
+	defaultWait  = 2 * time.Minute
+)
+
+// A quota is a Quota that has been checked, with what is said of the line beside it.
+type quota struct {
+	provider string // "": there is none
+	llm.Quota
+	burst, wait     time.Duration
+	depth, inFlight int
+}
+
+// limits returns the limits of the line, whose cost units are those of the quota base.
+func (q quota) limits(base llm.Quota) (shaper.Limits, error) {
+	l, err := gateway.Limits(q.Quota, gateway.Scale(base, q.Quota), q.burst, q.depth)
+	l.MaxWait, l.InFlight = q.wait, q.inFlight
+	return l, err
+}
+
+// besideQuota are the settings that mean nothing beside a quota, with the reason.
+func (s *Shape) besideQuota() error {
+	const ownRate, ownCost, ownFields = "the quota says how much may pass", "the cost of a call is what it takes of the quota", "the answers of a gateway have the provider's own fields and Server-Timing"
+	for _, f := range []struct {
+		field string
+		given bool
+		why   string
+	}{
+		{"rules", len(s.Rules) > 0, ownRate}, {"limits", s.Limits != "", ownRate}, {"site", s.Site != "", ownRate},
+		{"key", len(s.Key) > 0, "all calls share one quota; fair says whose calls take turns"},
+		{"cost", s.Cost != "", ownCost}, {"max_cost", s.MaxCost != 0, ownCost},
+		{"candidate", s.Candidate != "", "in a dry run no call waits"}, {"dry_run", s.DryRun, "in a dry run no call waits"},
+		{"store", s.Store != "", "calls settle with what they have really taken, for which the level must be this process's own"},
+		{"block", s.Block != 0, "teams share one line, and the burst of one would block all"},
+		{"max_keys", s.MaxKeys != 0, "a team takes memory only while it has a call in line"},
+		{"ratelimit_headers", s.RateLimitHeaders, ownFields}, {"x_ratelimit_headers", s.XRateLimitHeaders, ownFields}, {"server_timing", s.ServerTiming, ownFields},
+		{"verdict_header", s.VerdictHeader != "", "in a dry run no call waits"},
+	} {
+		if f.given {
+			return fmt.Errorf("%s: it stands beside quota; %s", f.field, f.why)
+		}
+	}
+	return nil
+}
+
+// withoutQuota returns an error for a setting that is for a quota alone.
+func (s *Shape) withoutQuota() error {
+	for _, f := range []struct {
+		field string
+		given bool
+	}{
+		{"depth", s.Depth != 0}, {"wait", s.Wait != 0}, {"inflight", s.InFlight != 0},
+		{"usage", s.Usage != ""}, {"teams", s.Teams != ""}, {"team_metrics", s.TeamMetrics != 0},
+	} {
+		if f.given {
+			return fmt.Errorf(`%s: it is for a quota, and there is none; beside limits it is a word of these, as in "limits 50/s depth 100 wait 5s inflight 8"`, f.field)
+		}
+	}
+	return nil
+}
+
+// readQuota checks what is said of a quota, and what stands beside it.
+func readQuota(s *Shape, set *settings) error {
+	if s.Quota == nil {
+		return s.withoutQuota()
+	}
+	if err := s.besideQuota(); err != nil {
+		return err
+	}
+	q := quota{
+		provider: s.Quota.Provider, Quota: llm.Quota{Requests: s.Quota.Requests, Tokens: s.Quota.Tokens, Input: s.Quota.Input, Output: s.Quota.Output},
+		burst: defaultBurst, wait: cmp.Or(time.Duration(s.Wait), defaultWait), depth: cmp.Or(s.Depth, defaultDepth), inFlight: s.InFlight,
+	}
+	if s.Quota.Burst != nil {
+		q.burst = time.Duration(*s.Quota.Burst)
+	}
+	switch {
+	case !slices.Contains(gateway.Providers(), q.provider):
+		return fmt.Errorf("quota: the provider %q is unknown, must be one of %s", q.provider, strings.Join(gateway.Providers(), ", "))
+	case q.Quota == llm.Quota{}:
+		return errors.New(`quota: it has no limit; say what the provider allows in a minute, as in "requests 500" and "tokens 90000"`)
+	case q.burst < 0 || q.burst > time.Minute:
+		return fmt.Errorf("burst: %v, must be from 0 to 1m", q.burst)
+	case s.Wait < 0 || s.Depth < 0 || s.InFlight < 0 || s.TeamMetrics < 0:
+		return errors.New("quota: depth, wait, inflight and team_metrics must not be negative")
+	}
+	for _, n := range []int{q.Requests, q.Tokens, q.Input, q.Output} {
+		if n < 0 {
+			return fmt.Errorf("quota: %d, must not be negative", n)
+		}
+	}
+	parts := []string{}
+	if s.Fair != nil {
+		parts = s.Fair.By
+	}
+	for _, part := range parts {
+		name, isHeader := strings.CutPrefix(strings.ToLower(part), "header:")
+		if isHeader && slices.Contains([]string{"authorization", "x-api-key", "x-goog-api-key", "api-key"}, name) {
+			return fmt.Errorf("fair: %q would show keys in metrics and logs; name a file of tokens by teams, and use team", part)
+		}
+	}
+	limits, err := q.limits(q.Quota)
+	set.quota, set.limits = q, limits
+	set.fixed.quota = true
+	set.fixed.fair = true
+	return err
+}
+
+// readQuotaLine reads the line that says whose quota it is.
+func readQuotaLine(s *Shape, option string, args []string) error {
+	s.Quota = new(Quota)
+	return text(func(s *Shape) *string { return &s.Quota.Provider })(s, option, args)
+}
+
+// readBlock reads the block behind the line.
+func (q *Quota) readBlock(d *caddyfile.Dispenser) error {
+	numbers := map[string]*int{"requests": &q.Requests, "tokens": &q.Tokens, "input": &q.Input, "output": &q.Output}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		option, args := d.Val(), d.RemainingArgs()
+		n := numbers[option]
+		switch {
+		case n == nil && option != "burst":
+			return d.Errf("quota has no subdirective %q; there are requests, tokens, input, output and burst", option)
+		case len(args) != 1:
+			return d.Errf("%s: takes %w, got %d", option, takesOne, len(args))
+		case n != nil && *n != 0, n == nil && q.Burst != nil:
+			return d.Errf("%s: it is said twice", option)
+		case n != nil:
+			var err error
+			if *n, err = positive(args[0]); err != nil {
+				return d.Errf("%s: %q, must %w", option, args[0], err)
+			}
+		default:
+			burst, err := caddy.ParseDuration(args[0])
+			if err != nil || burst < 0 || burst > time.Minute {
+				return d.Errf("burst: %q, must be a duration from 0 to 1m, such as 30s", args[0])
+			}
+			q.Burst = (*caddy.Duration)(&burst)
+		}
+	}
+	return nil
+}
+
+// provisionQuota makes the gateway of a handler whose lines are known.
+func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
+	if s.Quota == nil {
+		return nil
+	}
+	log := ctx.Slogger().With("shape", s.lines.name)
+	if s.Teams != "" {
+		path, err := caddy.NewReplacer().ReplaceOrErr(s.Teams, true, true)
+		if err == nil {
+			s.tokens, err = gateway.OpenTeams(path, log)
+		}
+		if err != nil {
+			return fmt.Errorf("teams: %w", err)
+		}
+	}
+	if s.usage, err = openUsage(ctx, s.Usage); err != nil {
+		return fmt.Errorf("usage: %w", err)
+	}
+	q := e.settings.quota
+	config := gateway.Config{
+		Provider: q.provider, Quota: q.Quota, Scale: gateway.Scale(s.lines.base, q.Quota), Line: s.lines.fair.Load,
+		Team:   func(r *http.Request) (string, bool) { c := callOf(r); return c.key, !c.isStranger },
+		Weight: s.lines.weightOf, Labels: s.TeamMetrics, Ledger: s.lines.ledger,
+		Log: log, Refuse: s.refuse,
+	}
+	if s.LogRefusals {
+		config.Options = append(config.Options, shaper.WithLogger(log))
+	}
+	if s.usage != nil {
+		config.Record = s.usage.record
+	}
+	if s.gateway, err = gateway.New(config); err == nil && e.gateway == nil {
+		e.gateway = s.gateway
+	}
+	return err
+}
+
+// authorize finds out which team a call is of, if there are tokens.
+func (s *Shape) authorize(r *http.Request, repl *caddy.Replacer) (isStranger bool) {
+	if s.tokens == nil {
+		return false
+	}
+	team, ok := s.tokens.Of(r)
+	repl.Set("http.shape.team", team)
+	return !ok
+}
+
+// usageLogs has the usage logs of all configurations, by the names of their files. A log outlives a configuration,
+// so that a call that ends after a reload is written down too.
+var usageLogs = caddy.NewUsagePool()
+
+// A usageLog takes a line for each call.
+type usageLog struct {
+	name string
+	log  *slog.Logger
+
+	failures seldom[error]
+
+	mu sync.Mutex
+	to io.WriteCloser
+}
+
+// openUsage opens a usage log; nil for no name. Caddy's own writer rotates a file.
+func openUsage(ctx caddy.Context, name string) (*usageLog, error) {
+	if name == "" {
+		return nil, nil
+	}
+	file := &logging.FileWriter{Filename: name}
+	if err := file.Provision(ctx); err != nil {
+		return nil, err
+	}
+	return loadOrNew(usageLogs, file.Filename, func() (*usageLog, error) {
+		u := &usageLog{name: file.Filename, log: slog.New(newLatestLog("shape"))}
+		u.failures.tell = func(count int, latest error) {
+			u.log.Error("the usage can't be written", "error", latest, "calls", count)
+		}
+		opener := caddy.WriterOpener(file)
+		switch name {
+		case "stdout":
+			opener = caddy.StdoutWriter{}
+		case "stderr":
+			opener = caddy.StderrWriter{}
+		}
+		var err error
+		u.to, err = opener.OpenWriter()
+		return u, err
+	})
+}
+
+// record writes the line of a call.
+func (u *usageLog) record(r *http.Request, record gateway.Record) {
+	if failed, ok := errors.AsType[caddyhttp.HandlerError](callOf(r).err); ok && record.Status == 0 {
+		record.Status = failed.StatusCode // Caddy answers only after this.
+	}
+	line, err := json.Marshal(record)
+	if err == nil {
+		u.mu.Lock()
+		_, err = u.to.Write(append(line, '\n'))
+		u.mu.Unlock()
+	}
+	if err != nil {
+		u.failures.note(err)
+	}
+}
+
+// release ends the use of the log by one configuration.
+func (u *usageLog) release() { _, _ = usageLogs.Delete(u.name) }
+
+// Destruct implements [caddy.Destructor].
+func (u *usageLog) Destruct() error {
+	u.failures.close()
+	return u.to.Close()
+}

@@ -1,0 +1,188 @@
+package caddyshaper_test
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/caddyshaper"
+	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/llm/gateway"
+)
+
+// quotaShape is a shape with a quota. The cap keeps those in order who leave shortly one after another.
+func quotaShape(quota, more string) string {
+	return "shape line {\n quota openai-compatible {\n" + quota + "\n }\n fair header X-Team\n" + more + "\n}" + proxied
+}
+
+// records returns the lines of a usage log, once there are so many.
+func records(t *testing.T, file string, n int) (all []gateway.Record) {
+	t.Helper()
+	for _, line := range linesOf(t, file, n) {
+		var r gateway.Record
+		require.NoError(t, json.Unmarshal([]byte(line), &r), line)
+		all = append(all, r)
+	}
+	return all
+}
+
+// A call that is at the provider during a reload settles in the bucket that it has left, and the calls in line are
+// re-timed by the quota that has come.
+func TestAQuotaChangesWhileCallsWaitAndOneIsUnderWay(t *testing.T) {
+	usage := filepath.Join(t.TempDir(), "usage.jsonl")
+	shape := func(requests int) string {
+		return quotaShape(fmt.Sprintf("requests %d\n tokens %d\n burst 1s", requests, 100*requests), "depth 9\n wait 24h\n inflight 1\n usage "+usage)
+	}
+	s := serve(t, shape(60))
+	done := make(chan bool)
+	s.upstream.serves(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/0" {
+			<-done
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"usage":{"prompt_tokens":5,"completion_tokens":2}}`)
+	})
+	first := make(chan answer, 1)
+	go func() {
+		first <- s.send(http.MethodPost, "/0", strings.NewReader(`{"model":"m","max_tokens":5000}`), "X-Team", "gold")
+	}()
+	realtime.Until(t, func() bool { return len(s.upstream.arrivals()) == 1 }, "a call is under way")
+	reserved := caddyshaper.FairStats("line").Reserved
+	require.Positive(t, reserved)
+	waiting := s.inLineWith([]string{"X-Team", "batch"}, "line", "/1", "/2", "/3")
+
+	s.reload(shape(6_000_000))
+	require.Equal(t, 3, caddyshaper.Waiting("line"))
+	require.Equal(t, reserved, caddyshaper.FairStats("line").Reserved)
+	close(done)
+	require.Equal(t, 200, (<-first).status)
+	for _, a := range waiting() { // By the old quota they would wait for minutes.
+		require.Equal(t, 200, a.status)
+		require.Contains(t, a.header.Get("Server-Timing"), "shape;dur=")
+		require.Equal(t, "60", a.header.Get("X-Ratelimit-Limit-Requests"))
+	}
+	require.Zero(t, caddyshaper.FairStats("line").Reserved)
+	require.Equal(t, []string{"/0", "/1", "/2", "/3"}, s.upstream.paths())
+
+	told := records(t, usage, 4)
+	require.Len(t, told, 4)
+	require.Equal(t, "gold", told[0].Team)
+	require.Equal(t, "m", told[0].Model)
+	require.Equal(t, gateway.Used{Input: 8, Output: 5000}, told[0].Estimate)
+	require.Equal(t, &gateway.Actual{Used: gateway.Used{Input: 5, Output: 2}}, told[0].Actual)
+	for _, r := range told {
+		require.Equal(t, 200, r.Status)
+	}
+}
+
+// A call without a token of the gateway gets 401, and the token is not seen behind the gateway.
+func TestTeamsHaveTokensAndTheProvidersKeyIsTheGateways(t *testing.T) {
+	dir := t.TempDir()
+	teams, usage := filepath.Join(dir, "teams"), filepath.Join(dir, "usage.jsonl")
+	require.NoError(t, os.WriteFile(teams, fmt.Appendf(nil, "gold: %x\n", sha256.Sum256([]byte("secret"))), 0o600))
+	s := serve(t, "shape line {\n quota anthropic {\n requests 600\n input 1000000\n }\n teams "+teams+"\n usage "+usage+"\n}\n"+
+		"reverse_proxy UPSTREAM {\n header_up X-Api-Key provider\n }")
+	seen := make(chan http.Header, 1)
+	s.upstream.serves(func(_ http.ResponseWriter, r *http.Request) { seen <- r.Header })
+	for _, wrong := range [][]string{nil, {"X-Api-Key", "wrong"}, {"Authorization", "Bearer wrong"}} {
+		a := s.get("/v1/messages", wrong...)
+		require.Equal(t, 401, a.status)
+		require.JSONEq(t, `{"type":"error","error":{"type":"authentication_error","message":"The call has no valid token of the gateway."}}`, a.body)
+	}
+	require.Equal(t, 200, s.get("/v1/messages", "Authorization", "Bearer secret").status)
+	h := <-seen
+	require.Equal(t, "provider", h.Get("X-Api-Key"))
+	require.Empty(t, h.Get("Authorization"))
+	told := records(t, usage, 4)
+	require.Equal(t, []int{401, 401, 401, 200}, []int{told[0].Status, told[1].Status, told[2].Status, told[3].Status})
+	require.Equal(t, "gold", told[3].Team)
+	text, err := os.ReadFile(usage)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "secret")
+}
+
+// A provider that can't be reached is Caddy's to tell, and what Caddy answers is in the log.
+func TestAProviderThatIsNotThere(t *testing.T) {
+	usage := filepath.Join(t.TempDir(), "usage.jsonl")
+	s := serve(t, strings.Replace(quotaShape("requests 60", "usage "+usage), "UPSTREAM", "127.0.0.1:1", 1))
+	require.Equal(t, 502, s.get("/").status)
+	require.Equal(t, 502, records(t, usage, 1)[0].Status)
+	require.Positive(t, caddyshaper.FairStats("line").Level, "nothing is free")
+}
+
+// The provider's 429 holds the line, and the handlers behind the gateway see the call a second time as it came.
+func TestACallIsSentAgainThroughHandlersThatChangeIt(t *testing.T) {
+	s := serve(t, "route {\n shape line {\n quota openai {\n requests 600\n }\n}\nuri strip_prefix /openai\nrequest_header X-Added {http.shape.name}"+proxied+"\n}")
+	var bodies []string
+	s.upstream.serves(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if bodies = append(bodies, r.URL.Path+" "+r.Header.Get("X-Added")+" "+string(body)); len(bodies) == 1 {
+			w.Header().Set("Retry-After-Ms", "50")
+			w.WriteHeader(429)
+		}
+	})
+	require.Equal(t, 200, s.send(http.MethodPost, "/openai/openai/v1", strings.NewReader("{}")).status)
+	require.Equal(t, []string{"/openai/v1 line {}", "/openai/v1 line {}"}, bodies)
+}
+
+func TestMistakesOfAQuotaAreTold(t *testing.T) {
+	const q = "quota openai {\n requests 5\n }\n"
+	for _, c := range []struct{ lines, want string }{
+		{"quota openai", `quota: it has no limit`},
+		{"quota opnai {\n requests 5\n }", `quota: the provider "opnai" is unknown, must be one of anthropic, bedrock, gemini, openai, openai-compatible`},
+		{"quota", `quota: takes one word, got 0, at Caddyfile:3`},
+		{"quota openai {\n requests many\n }", `requests: "many", must be a number of at least 1, at Caddyfile:4`},
+		{"quota openai {\n requests -5\n }", `requests: "-5", must be a number of at least 1, at Caddyfile:4`},
+		{"quota openai {\n requests 5\n tokens\n }", `tokens: takes one word, got 0, at Caddyfile:5`},
+		{"quota openai {\n requests 5\n requests 6\n }", `requests: it is said twice, at Caddyfile:5`},
+		{"quota openai {\n requests 5\n burst 2m\n }", `burst: "2m", must be a duration from 0 to 1m, such as 30s, at Caddyfile:5`},
+		{"quota openai {\n rpm 5\n }", `quota has no subdirective "rpm"; there are requests, tokens, input, output and burst, at Caddyfile:4`},
+		{q + q, `quota: it is said twice`},
+		{q + "depth 0", `depth: "0", must be a number of at least 1`},
+		{q + "wait never", `wait: "never", must be a duration above 0`},
+		{q + "inflight 1.5", `inflight: "1.5", must be a number of at least 1`},
+		{q + "team_metrics", `team_metrics: takes one word, got 0`},
+		{q + "fair team", `fair: "team" is the owner of a token, and teams names no file of them`},
+		{q + "fair header Authorization", `fair: "header:Authorization" would show keys in metrics and logs`},
+		{"limits 5/s\n depth 5", `depth: it is for a quota, and there is none`},
+		{"limits 5/s\n usage stdout", `usage: it is for a quota, and there is none`},
+		{"limits 5/s\n fair team", `fair: "team"`},
+		{q + "limits 5/s", `limits: it stands beside quota; the quota says how much may pass`},
+		{q + "rules f", `rules: it stands beside quota`},
+		{q + "site 5/s", `site: it stands beside quota`},
+		{q + "key host", `key: it stands beside quota; all calls share one quota`},
+		{q + "cost 5", `cost: it stands beside quota; the cost of a call is what it takes of the quota`},
+		{q + "candidate 5/s", `candidate: it stands beside quota; in a dry run no call waits`},
+		{q + "dry_run", `dry_run: it stands beside quota`},
+		{q + "store redis://h", `store: it stands beside quota; calls settle`},
+		{q + "block 1s", `block: it stands beside quota`},
+		{q + "max_keys 5", `max_keys: it stands beside quota`},
+		{q + "ratelimit_headers", `ratelimit_headers: it stands beside quota`},
+		{q + "x_ratelimit_headers", `x_ratelimit_headers: it stands beside quota`},
+		{q + "server_timing", `server_timing: it stands beside quota`},
+	} {
+		_, err := adapt("http://shop.example\nshape {\n " + c.lines + "\n}")
+		require.ErrorContains(t, err, c.want, c.lines)
+	}
+	s := newSite(t)
+	require.ErrorContains(t, s.load(quotaShape("requests 5", "teams /nowhere/teams")), "teams: stat /nowhere/teams: no such file")
+	require.ErrorContains(t, s.load(quotaShape("requests 5", "usage /dev/null/usage")), "usage: ")
+	config, err := adapt(s.caddyfile(quotaShape("requests 5", "")))
+	require.NoError(t, err)
+	for was, is := range map[string][2]string{
+		`"requests":5`:                   {`"requests":-5`, `quota: -5, must not be negative`},
+		`"by":["header:X-Team"]`:         {`"by":["all"]`, `fair: "all" tells no requests apart`},
+		`"provider":"openai-compatible"`: {`"burst":-1,"provider":"openai"`, `burst: -1ns, must be from 0 to 1m`},
+	} {
+		require.ErrorContains(t, caddy.Load([]byte(strings.Replace(string(config), was, is[0], 1)), true), is[1])
+	}
+}
