@@ -90,7 +90,7 @@ func (a *answer) WriteHeader(status int) {
 	}
 	if left := c.g.dialect.provider.Left; left != nil {
 		if n, ok := c.g.config.Quota.Scarcest(left(h)); ok {
-			c.line.AtMost(c.g.scaled(n, math.Floor))
+			c.g.config.Line().AtMost(c.g.scaled(n, math.Floor))
 		}
 	}
 	if a.captured == nil {
@@ -124,6 +124,10 @@ func (a *answer) Write(p []byte) (n int, err error) {
 	a.written += int64(n)
 	a.isBroken = a.isBroken || err != nil
 	_, _ = a.meter.Write(p[:n]) // It never fails.
+	if err == nil && a.length < 0 {
+		// It may be a stream. Proxies know server-sent events, but not all streams of providers.
+		a.Flush()
+	}
 	return n, err
 }
 
@@ -183,7 +187,7 @@ func (a *answer) readRefusal() {
 		}
 	}
 	if a.pause = min(a.pause, longestPause); a.pause > 0 {
-		c.line.Hold(a.pause)
+		c.g.config.Line().Hold(a.pause)
 	}
 }
 

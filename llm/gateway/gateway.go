@@ -24,7 +24,7 @@ type Config struct {
 	Quota    llm.Quota // of a minute
 
 	// Line returns the line in which calls wait, with fair queueing ([shaper.WithFairQueue]) and the limits of [Limits].
-	// It is asked for each call. A call settles in the line that it has left.
+	// It is asked whenever it is needed. A call settles in the line that it has left.
 	Line func() *shaper.Shaper
 
 	// Scale is how many cost units of the line are a millionth of a minute's quota; 0 means 1. If the quota of a line
@@ -155,7 +155,6 @@ type call struct {
 	body     []byte // to be sent again, if isWhole
 	isWhole  bool
 
-	line    *shaper.Shaper
 	waited  time.Duration
 	left    time.Time // when it left the line for the last time
 	settle  func(actual int)
@@ -236,8 +235,7 @@ func (limiter) Acquire(ctx context.Context, _ int) (release func(), err error) {
 // enter lets the call wait in line.
 func (c *call) enter(ctx context.Context, reserve func(*shaper.KeyLimiter, context.Context, int) (func(int), error)) error {
 	begun := time.Now()
-	c.line = c.g.config.Line()
-	settle, err := reserve(c.line.For(c.team), ctx, c.cost)
+	settle, err := reserve(c.g.config.Line().For(c.team), ctx, c.cost)
 	now := time.Now()
 	c.waited += now.Sub(begun)
 	if err != nil {
@@ -256,7 +254,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		first = r.Clone(r.Context())
 	}
 	a := c.attempt(w, r, next)
-	if c.mayRetry(a, r) {
+	if a.captured != nil && a.pause > 0 && c.isWhole {
 		switch err := c.enter(r.Context(), (*shaper.KeyLimiter).ReserveRetry); {
 		case err == nil:
 			c.retried = true
@@ -272,15 +270,6 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		}
 	}
 	a.passOn()
-}
-
-// mayRetry reports whether the call may be sent again.
-func (c *call) mayRetry(a *answer, r *http.Request) bool {
-	if a.captured == nil || a.pause <= 0 || !c.isWhole {
-		return false
-	}
-	deadline, timed := r.Context().Deadline()
-	return !timed || time.Now().Add(a.pause).Before(deadline)
 }
 
 // refused notes that the gateway has answered in the provider's place.

@@ -127,7 +127,6 @@ func TestEventsPassWhenTheyComeAndClientsThatGoFreeTheirPlace(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for range 2 {
 			_, _ = io.WriteString(w, "data: {}\n\n")
-			w.(http.Flusher).Flush()
 			<-more
 		}
 	}))
