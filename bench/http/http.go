@@ -11,7 +11,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -319,7 +318,15 @@ func memoryWaiting(h http.Handler, in waitingInput) (waitingFound, error) {
 		_, err := callers.Take(context.Background(), callersInput{listener.Addr().String(), in.Body, in.Connections})
 		called <- err
 	}()
-	if err := settle(&came, in.Connections, called); err != nil {
+	err = measure.StandStill(func() (bool, error) {
+		select {
+		case err := <-called:
+			return false, errors.Join(errors.New("the callers have ended"), err)
+		case <-time.After(time.Millisecond):
+			return came.Load() >= int64(in.Connections), nil
+		}
+	})
+	if err != nil {
 		return found, err
 	}
 	found.Bytes = (measure.ResidentBytes() - before) / float64(in.Connections)
@@ -327,30 +334,6 @@ func memoryWaiting(h http.Handler, in waitingInput) (waitingFound, error) {
 		return found, fmt.Errorf("%d of %d requests did not wait", n, in.Connections)
 	}
 	return found, nil
-}
-
-// settleWithin bounds how long settle looks on.
-const settleWithin = time.Minute
-
-// settle returns when so many requests have come and nothing runs any more, or with the error of the callers.
-func settle(came *atomic.Int64, requests int, called <-chan error) error {
-	start := time.Now()
-	for still := 0; still < 10; still++ {
-		// One that runs is this one.
-		if came.Load() < int64(requests) || measure.Goroutines("runnable") > 0 || measure.Goroutines("running") > 1 {
-			still = 0
-			runtime.Gosched()
-		}
-		select {
-		case err := <-called:
-			return fmt.Errorf("the callers have ended: %w", err)
-		case <-time.After(time.Millisecond):
-		}
-		if time.Since(start) > settleWithin {
-			return fmt.Errorf("%d of %d requests have come after %v, or something still runs", came.Load(), requests, settleWithin)
-		}
-	}
-	return nil
 }
 
 // waitingCases are none where the system does not tell how much memory is resident.

@@ -22,6 +22,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/run"
 )
 
 // A ceilingInput is a proxy that is asked for as long as the window is.
@@ -85,14 +86,14 @@ func flood(ctx context.Context, address string, window time.Duration, used func(
 			}
 		})
 	}
-	sleep(ctx, window/10) // until everything is warm
+	run.Sleep(ctx, window/10) // until everything is warm
 	before, err1 := used()
 	from, began := answered.Load(), time.Now()
-	sleep(ctx, window)
+	run.Sleep(ctx, window)
 	// On a busy machine a short window may pass without any answer. The rate is over the time that
 	// it took in the end.
 	for answered.Load() == from && ctx.Err() == nil && time.Since(began) < longestWindow {
-		sleep(ctx, window)
+		run.Sleep(ctx, window)
 	}
 	n, took := float64(answered.Load()-from), time.Since(began)
 	after, err2 := used()
@@ -116,14 +117,6 @@ func ask(c caller) error {
 		return fmt.Errorf("a response has status %d", status)
 	}
 	return err
-}
-
-// sleep ends with the context.
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 // A spacingInput is requests that come sooner than they may leave, so that the line of
@@ -260,7 +253,7 @@ func (p *programs) leave(ctx context.Context, in leavingInput) (leaving, error) 
 		return leaving{}, errors.Join(err, context.Cause(ctx))
 	}
 	defer w.close()
-	sleep(ctx, time.Until(w.began.Add(in.Lead)))
+	run.Sleep(ctx, time.Until(w.began.Add(in.Lead)))
 	for i, one := range w.all {
 		if leaves(i + 1) {
 			_ = one.conn.Close() // Its request was sent.
@@ -275,7 +268,7 @@ func (p *programs) leave(ctx context.Context, in leavingInput) (leaving, error) 
 		return leaving{}, err
 	}
 	// A request whose caller has gone may still be on its way to the upstream.
-	sleep(ctx, 3*measure.Interval(float64(in.Rate)))
+	run.Sleep(ctx, 3*measure.Interval(float64(in.Rate)))
 	arrivals, err := s.take()
 	if err != nil {
 		return leaving{}, err
@@ -345,7 +338,7 @@ func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting
 		return waiting{}, err
 	}
 	defer s.close()
-	sleep(ctx, settling) // Workers start after the first process listens.
+	run.Sleep(ctx, settling) // Workers start after the first process listens.
 	before, err := s.usage()
 	if err != nil || n == 0 {
 		return waiting{before.resident / (1 << 20), measure.Unknown, 0}, err
@@ -372,7 +365,7 @@ func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting
 func (s *stage) settled(ctx context.Context, connections int) (usage, error) {
 	const while = 500 * time.Millisecond
 	most, since := 0.0, time.Now()
-	for began := time.Now(); ; sleep(ctx, while/10) {
+	for began := time.Now(); ; run.Sleep(ctx, while/10) {
 		now, err := s.usage()
 		switch {
 		case err != nil:

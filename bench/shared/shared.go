@@ -362,7 +362,7 @@ func open(in input, client *redis.Client) (limiter, error) {
 				if !is || !errors.Is(err, shaper.ErrUnavailable) {
 					return err
 				}
-				sleep(ctx, max(refusal.RetryAfter, time.Millisecond)) // A busy machine let the server answer too late.
+				run.Sleep(ctx, max(refusal.RetryAfter, time.Millisecond)) // A busy machine let the server answer too late.
 			}
 		}
 		return limiter{wait, s.Close}, nil
@@ -411,19 +411,9 @@ func poll(ctx context.Context, ask func() (retryAfter time.Duration, err error))
 		if err != nil || after < 0 {
 			return err
 		}
-		if sleep(ctx, after); ctx.Err() != nil {
+		if run.Sleep(ctx, after); ctx.Err() != nil {
 			return ctx.Err()
 		}
-	}
-}
-
-// sleep ends with the context.
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
 	}
 }
 

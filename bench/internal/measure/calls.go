@@ -139,7 +139,7 @@ type Waiters struct {
 	came atomic.Int64
 }
 
-// stillWithin bounds how long Gather looks on once all have come. It is long because the
+// stillWithin bounds how long StandStill looks on. It is long because the
 // machine may be busy; goroutines that never stand still are all that waits for so long.
 const stillWithin = time.Minute
 
@@ -162,21 +162,31 @@ func Gather(n int, wait func(i int)) (*Waiters, error) {
 			runtime.Gosched()
 		}
 	}
+	return w, StandStill(func() (come bool, err error) { return true, nil })
+}
+
+// StandStill returns when nothing but its own goroutine runs any more. look is called again and again, and
+// reports whether all has come that is to stand still.
+func StandStill(look func() (come bool, err error)) error {
 	// One look may be a little off, as goroutines go on meanwhile. One that runs
 	// counts too, as it may hold the lock for which the others are parked.
 	start := time.Now()
 	for still := 0; still < 10; still++ {
-		if Goroutines("runnable") > 0 {
+		come, err := look()
+		if err != nil {
+			return err
+		}
+		if !come || Goroutines("runnable") > 0 {
 			still = 0
 			runtime.Gosched()
 		} else if Goroutines("running") > 1 {
 			still = 0
 		}
 		if time.Since(start) > stillWithin {
-			return nil, fmt.Errorf("%d goroutines have come and do not stand still after %v", n, stillWithin)
+			return fmt.Errorf("not all has come, or something still runs, after %v", stillWithin)
 		}
 	}
-	return w, nil
+	return nil
 }
 
 // Goroutines returns how many goroutines of this process are in a state that

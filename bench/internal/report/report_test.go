@@ -4,8 +4,11 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/bench/internal/measure"
 )
 
 func line(name string, value float64, unit string) Line {
@@ -59,4 +62,16 @@ func TestARunIsWrittenAsTablesAndAsLinesForBenchstat(t *testing.T) {
 	lines, err := os.ReadFile(filepath.Join(folder, LinesFile))
 	require.NoError(t, err)
 	require.Contains(t, string(lines), "\nBenchmarkPace/limiter=x/rate=1000 1 102000 err-ns\n")
+}
+
+func TestFieldsWithAUnitAreFigures(t *testing.T) {
+	type round struct {
+		Wait   time.Duration `unit:"wait-ns"`
+		Count  int           `unit:"calls"`
+		Share  float64       `unit:"%"`
+		Nobody float64       `unit:"unknown"`
+		Hidden float64
+	}
+	lines := Lines("Pace", []round{{Wait: 5, Count: 6, Share: 0.5, Nobody: measure.Unknown}})
+	require.Equal(t, []Line{{"Pace", []Figure{{5, "wait-ns"}, {6, "calls"}, {0.5, "%"}}}}, lines)
 }

@@ -344,6 +344,14 @@ func WriteResults(lines []report.Line) error {
 	return os.WriteFile(os.Getenv(resultsIn), text, 0o644)
 }
 
+// Sleep ends with the context.
+func Sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
 // A Process is a server that runs beside an experiment. [StartProcess] makes one.
 type Process struct {
 	Cmd   *exec.Cmd

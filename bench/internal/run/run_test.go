@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/report"
 )
 
 func TestMain(m *testing.M) {
@@ -146,4 +149,21 @@ func TestEachFreeAddressIsAnother(t *testing.T) {
 		require.True(t, at.IP.IsLoopback())
 		require.Less(t, at.Port, 32768, "no client gets it")
 	}
+}
+
+func TestTimingsAndSpacingsAreReported(t *testing.T) {
+	lines := TimingLines("Call", []int{1, 64}, [][]measure.Timing{{{Ns: 1}, {Ns: 2}}, {{Ns: 3}, {Ns: 4}}})
+	require.Len(t, lines, 4, "a line for each round")
+	require.Equal(t, "Call/goroutines=64", lines[3].Name)
+	require.Equal(t, report.Figure{Value: 4, Unit: "ns/call"}, lines[3].Figures[0])
+
+	all := []Result[string, measure.Spread]{{Case[string]{Input: "a"}, make([]measure.Spread, 2)}, {Case[string]{Input: "b"}, nil}}
+	itself := func(s measure.Spread) measure.Spread { return s }
+	var r report.Report
+	require.NoError(t, DrawSpacings(&r, report.Spacings{Name: "even"}, "a", all, func(in string) (string, bool) { return in, in == "a" }, itself))
+	require.Len(t, r.Pictures, 1)
+	require.Contains(t, string(r.Pictures[0].SVG), "a: median error")
+	require.NotContains(t, string(r.Pictures[0].SVG), "b: median error")
+	require.NoError(t, DrawSpacings(&r, report.Spacings{}, "a", all, func(string) (string, bool) { return "", false }, itself))
+	require.Len(t, r.Pictures, 1, "without rows there is none")
 }
