@@ -11,6 +11,7 @@ import (
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/quota"
+	"example.com/leakybucket/cmd/shapereplay/internal/report"
 )
 
 // forUsage are the flags that are for the format usage alone, and forBoth those that are for it and for
@@ -93,7 +94,7 @@ func (a *arguments) replayUsage(ctx context.Context, s streams) (status int, err
 		d.Notes = append(d.Notes, "no call of the log is within -from and -to")
 	}
 	if len(a.output) > 0 {
-		err = quota.WriteJSON(s.out, d)
+		err = report.WriteJSON(s.out, d)
 	} else {
 		err = quota.Print(s.out, d, a.top)
 	}

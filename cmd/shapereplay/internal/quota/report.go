@@ -1,7 +1,6 @@
 package quota
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -132,32 +131,13 @@ func outcomeOf(f *Fates) Outcome {
 	}
 }
 
-// WriteJSON writes a document as one JSON object.
-func WriteJSON(w io.Writer, d *Document) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(d)
-}
-
 // Print writes a document as text, with at most so many teams.
 func Print(w io.Writer, d *Document, teams int) error {
-	var b strings.Builder
-	b.WriteString(report.Wrap(d.title()) + "\n")
+	var tables []string
 	if d.From != nil {
-		b.WriteString("\n" + d.limitsTable() + "\n" + d.teamsTable(teams))
+		tables = []string{d.limitsTable(), d.teamsTable(teams)}
 	}
-	notes := ""
-	for _, note := range d.Notes {
-		notes += report.Wrap("Note: "+note) + "\n"
-	}
-	for _, section := range []string{notes, d.Log.BrokenLines()} {
-		if section != "" {
-			b.WriteString("\n" + section)
-		}
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return report.PrintSections(w, d.title(), tables, d.Notes, &d.Log)
 }
 
 // title says which calls were replayed, and under what.

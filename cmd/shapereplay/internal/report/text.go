@@ -20,26 +20,28 @@ import (
 
 // Print writes a document as text. Lines of tables may be long; less -S shows them.
 func Print(to io.Writer, d *Document) error {
-	var b strings.Builder
-	section := func(text string) {
-		if text != "" {
-			b.WriteString("\n" + text)
+	var tables []string
+	if d.From != nil {
+		tables = append(tables, rulesTable(d.Rules), foundTable(d.Found))
+	}
+	tables = append(tables, keysTable("Refused most", d.RefusedMost), keysTable("Waited longest", d.WaitedLongest))
+	return PrintSections(to, d.title(), tables, d.Notes, &d.Log)
+}
+
+// PrintSections writes a title, tables, notes, and the lines of the log that could not be used, with
+// empty lines between them. A table may be "".
+func PrintSections(to io.Writer, title string, tables, notes []string, log *Log) error {
+	wrapped := ""
+	for _, note := range notes {
+		wrapped += Wrap("Note: "+note) + "\n"
+	}
+	text := Wrap(title) + "\n"
+	for _, section := range slices.Concat(tables, []string{wrapped, log.BrokenLines()}) {
+		if section != "" {
+			text += "\n" + section
 		}
 	}
-	b.WriteString(Wrap(d.title()) + "\n")
-	if d.From != nil {
-		section(rulesTable(d.Rules))
-		section(foundTable(d.Found))
-	}
-	section(keysTable("Refused most", d.RefusedMost))
-	section(keysTable("Waited longest", d.WaitedLongest))
-	notes := ""
-	for _, note := range d.Notes {
-		notes += Wrap("Note: "+note) + "\n"
-	}
-	section(notes)
-	section(d.Log.BrokenLines())
-	_, err := io.WriteString(to, b.String())
+	_, err := io.WriteString(to, text)
 	return err
 }
 
@@ -234,7 +236,7 @@ func Quoted(text string) string {
 }
 
 // WriteJSON writes a document as one JSON object.
-func WriteJSON(w io.Writer, d *Document) error {
+func WriteJSON(w io.Writer, d any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
