@@ -1,0 +1,465 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/gateway"
+)
+
+// llmCommand is the command that serves in front of the API of a language model.
+const llmCommand = "llm"
+
+func init() {
+	caddycmd.RegisterCommand(caddycmd.Command{
+		Name:  llmCommand,
+		Usage: "--provider <name> --requests <n> --tokens <n> [--upstream <url>] [--fair header:<name>] [--print] [--demo]",
+		Short: "Shares the quota of a language-model API among teams",
+		Long: `
+Listens in front of the API of a language model, and lets calls wait in a line so that they
+stay within the quota of requests and tokens a minute for what they really cost. Each team
+gets its turn. Everything is passed on as it comes; a call for which there is no place gets
+429 in the provider's own format.
+
+	shaperd llm --provider openai --requests 500 --tokens 90000 --fair header:X-Team
+
+Callers send their own key of the provider, or, with --key-env and --teams, a token of their
+team. --teams names a file of lines such as "gold: 9f86d0…", the name of a team and the
+SHA-256 of its token: printf %s TOKEN | sha256sum. It is read again when it changes.
+
+The page is for browsers of this machine. --print prints a Caddyfile that does the same, for
+shaperd run. --demo shows it all with a provider in memory and ten clients.`,
+		Flags: llmFlags(),
+		Func:  serveLLM,
+	})
+}
+
+func llmFlags() *flag.FlagSet {
+	fs := flag.NewFlagSet(llmCommand, flag.ExitOnError)
+	fs.String("upstream", "", "`URL` of the API, without a path; openai, anthropic and gemini have their own as the default")
+	fs.String("provider", "openai", "whose API it is: "+strings.Join(gateway.Providers(), ", "))
+	fs.Int("requests", 0, "requests of a minute, from the provider's page")
+	fs.Int("tokens", 0, "tokens of a minute, of input and output together")
+	fs.Int("input", 0, "input tokens of a minute")
+	fs.Int("output", 0, "output tokens of a minute")
+	fs.Duration("burst", 30*time.Second, "how much of the quota may leave at once: what it allows in this time, at most 1m")
+	fs.Int("depth", 1000, "how many calls may wait")
+	fs.Duration("wait", 2*time.Minute, "for how long a call may have to wait; one that would wait longer gets 429")
+	fs.Int("inflight", 0, "how many calls may be with the provider at a time; 0: as many as the quota lets through")
+	fs.String("fair", "", "who takes turns: header:`NAME`, client_ip, host, team (of the token, with --teams), or none (default header:X-Team, or team)")
+	fs.String("weights", "", "shares of teams where others have 1, as in gold=4,batch=1; each from 1 to 1000")
+	fs.String("key-env", "", "environment `variable` with the key of the provider, which is sent in place of the token of a team")
+	fs.String("teams", "", "`file` with the tokens of the teams")
+	fs.String("listen", "127.0.0.1:8080", "`address` for callers")
+	fs.String("page", "127.0.0.1:8081", "`address` of the page and of /metrics; off: there is none")
+	fs.String("usage", "", "`file` for a line of JSON about each call")
+	fs.Int("team-metrics", 0, "how many teams have metrics of their own, the others together as \"other\"")
+	fs.Var(&keepAlive{d: 15 * time.Second}, "keepalive", "`interval` of TCP keep-alive probes to callers that wait; nothing is sent within the connection before the answer")
+	fs.Bool("print", false, "print the Caddyfile, and end")
+	fs.Bool("demo", false, "serve a provider in memory and ten clients")
+	return fs
+}
+
+// keepAlive is a duration that may be left out.
+type keepAlive struct{ d time.Duration }
+
+func (k *keepAlive) String() string   { return k.d.String() }
+func (k *keepAlive) IsBoolFlag() bool { return true }
+func (k *keepAlive) Set(text string) (err error) {
+	if text == "true" {
+		k.d = 15 * time.Second
+		return nil
+	}
+	if k.d, err = time.ParseDuration(text); err == nil && k.d < time.Second {
+		err = errors.New("must be at least 1s")
+	}
+	return err
+}
+
+// llmOptions are the flags of the command, after they have been checked.
+type llmOptions struct {
+	upstream     *url.URL
+	provider     string
+	quota        llm.Quota
+	burst, wait  time.Duration
+	depth        int
+	inflight     int
+	fair         string // "" for none
+	weights      map[string]int
+	keyEnv       string
+	teams        string
+	listen, page string // page: "" for none
+	usage        string
+	teamMetrics  int
+	keepAlive    time.Duration
+	grace        time.Duration
+}
+
+// upstreams are the addresses of the APIs of which there is just one.
+var upstreams = map[string]string{
+	"openai":    "https://api.openai.com",
+	"anthropic": "https://api.anthropic.com",
+	"gemini":    "https://generativelanguage.googleapis.com",
+}
+
+// readLLM reads the flags. Its errors name the flag and quote its value.
+func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
+	o = llmOptions{
+		provider: f.String("provider"),
+		quota:    llm.Quota{Requests: f.Int("requests"), Tokens: f.Int("tokens"), Input: f.Int("input"), Output: f.Int("output")},
+		burst:    f.Duration("burst"), wait: f.Duration("wait"), depth: f.Int("depth"), inflight: f.Int("inflight"),
+		keyEnv: f.String("key-env"), teams: f.String("teams"),
+		listen: f.String("listen"), page: f.String("page"), usage: f.String("usage"), teamMetrics: f.Int("team-metrics"),
+		grace: time.Minute,
+	}
+	if o.keepAlive, err = time.ParseDuration(f.String("keepalive")); err != nil {
+		return o, fmt.Errorf("--keepalive: %w", err)
+	}
+	if !slices.Contains(gateway.Providers(), o.provider) {
+		return o, fmt.Errorf("--provider: %q, must be one of %s", o.provider, strings.Join(gateway.Providers(), ", "))
+	}
+	if err := o.checkNumbers(); err != nil {
+		return o, err
+	}
+	if o.upstream, err = readUpstream(f.String("upstream"), o.provider); err != nil {
+		return o, err
+	}
+	if err := o.checkKeys(); err != nil {
+		return o, err
+	}
+	if o.fair, err = readFairFlag(f.String("fair"), o.teams != ""); err != nil {
+		return o, err
+	}
+	if o.weights, err = readWeightsFlag(f.String("weights")); err != nil {
+		return o, err
+	}
+	if o.fair == "" && len(o.weights) > 0 {
+		return o, fmt.Errorf("--weights: %q, but with --fair none all calls have one line", f.String("weights"))
+	}
+	return o, o.checkAddresses()
+}
+
+func (o *llmOptions) checkNumbers() error {
+	for _, n := range []struct {
+		flag string
+		n    int
+	}{
+		{"requests", o.quota.Requests}, {"tokens", o.quota.Tokens}, {"input", o.quota.Input}, {"output", o.quota.Output},
+		{"depth", o.depth}, {"inflight", o.inflight}, {"team-metrics", o.teamMetrics},
+	} {
+		if n.n < 0 {
+			return fmt.Errorf("--%s: %d, must not be negative", n.flag, n.n)
+		}
+	}
+	if o.quota == (llm.Quota{}) {
+		return errors.New("the quota is missing: say --requests, --tokens, --input or --output, as on the provider's page, or --demo to look at it first")
+	}
+	if o.burst < 0 || o.burst > time.Minute {
+		return fmt.Errorf("--burst: %v, must be from 0s to 1m", o.burst)
+	}
+	if o.wait <= 0 {
+		return fmt.Errorf("--wait: %v, must be above 0", o.wait)
+	}
+	return nil
+}
+
+func readUpstream(text, provider string) (*url.URL, error) {
+	if text == "" {
+		if text = upstreams[provider]; text == "" {
+			return nil, fmt.Errorf("--upstream: it is missing; with the provider %q it has no default", provider)
+		}
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return nil, fmt.Errorf("--upstream: %q, must be a URL such as https://api.openai.com", text)
+	}
+	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil || u.Fragment != "" {
+		return nil, fmt.Errorf("--upstream: %q, must be a scheme and a host; the path is what callers ask for", text)
+	}
+	return u, nil
+}
+
+func (o *llmOptions) checkKeys() error {
+	switch {
+	case o.keyEnv == "" && o.teams != "":
+		return fmt.Errorf("--teams: %q, but without --key-env there is no key to send in place of a team's token", o.teams)
+	case o.keyEnv != "" && o.teams == "":
+		return fmt.Errorf("--key-env: %q, but without --teams anybody could use the key", o.keyEnv)
+	case strings.ContainsAny(o.keyEnv, "{} \t\n="):
+		return fmt.Errorf("--key-env: %q, must be the name of an environment variable, not the key", o.keyEnv)
+	}
+	return nil
+}
+
+func readFairFlag(text string, hasTeams bool) (string, error) {
+	name, isHeader := strings.CutPrefix(text, "header:")
+	switch {
+	case text == "" && hasTeams:
+		return "team", nil
+	case text == "":
+		return "header X-Team", nil
+	case text == "none":
+		return "", nil
+	case text == "team" && !hasTeams:
+		return "", errors.New(`--fair: "team", but without --teams no team is known`)
+	case text == "client_ip", text == "host", text == "team":
+		return text, nil
+	case isHeader && name != "" && !strings.ContainsAny(name, " \t\n\"`{}:"):
+		return "header " + name, nil
+	}
+	return "", fmt.Errorf("--fair: %q, must be header:NAME, client_ip, host, team or none", text)
+}
+
+func readWeightsFlag(text string) (map[string]int, error) {
+	weights := map[string]int{}
+	if text == "" {
+		return weights, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		at := strings.LastIndexByte(part, '=')
+		if at < 0 {
+			return nil, fmt.Errorf("--weights: %q, must be a team, = and a number, as in gold=4", part)
+		}
+		team := strings.TrimSpace(part[:at])
+		n, err := strconv.Atoi(strings.TrimSpace(part[at+1:]))
+		switch _, twice := weights[team]; {
+		case err != nil || n < 1 || n > 1000:
+			return nil, fmt.Errorf("--weights: %q, must be a number from 1 to 1000", part)
+		case team == "" || strings.ContainsAny(team, "\n\r"):
+			return nil, fmt.Errorf("--weights: %q, must name a team", part)
+		case twice:
+			return nil, fmt.Errorf("--weights: the team %q is said twice", team)
+		}
+		weights[team] = n
+	}
+	return weights, nil
+}
+
+func (o *llmOptions) checkAddresses() error {
+	if o.page == "off" {
+		o.page = ""
+	}
+	for _, a := range []struct{ flag, address string }{{"listen", o.listen}, {"page", o.page}} {
+		if a.flag == "page" && a.address == "" {
+			continue
+		}
+		host, port, err := net.SplitHostPort(a.address)
+		if n, _ := strconv.Atoi(port); err != nil || n < 1 || n > 65535 || strings.ContainsAny(host, " \t\n\"`{}/") {
+			return fmt.Errorf("--%s: %q, must be an address and a port, such as 127.0.0.1:8080", a.flag, a.address)
+		}
+	}
+	if o.listen == o.page {
+		return fmt.Errorf("--page: %q, must not be the address of --listen", o.page)
+	}
+	return nil
+}
+
+// hostLine tells the upstream its own name. With https Caddy does that by itself, and warns of the line.
+const hostLine = "header_up Host {upstream_hostport}"
+
+// keyLines give a call the key of the provider, which is in an environment variable.
+var keyLines = map[string]string{
+	"anthropic":         "header_up X-Api-Key {env.%s}",
+	"bedrock":           `header_up Authorization "Bearer {env.%s}"`,
+	"gemini":            "header_up X-Goog-Api-Key {env.%s}",
+	"openai":            `header_up Authorization "Bearer {env.%s}"`,
+	"openai-compatible": `header_up Authorization "Bearer {env.%s}"`,
+}
+
+// caddyfile returns the Caddyfile that does what the flags say.
+func (o *llmOptions) caddyfile() string {
+	var b strings.Builder
+	line := func(depth int, format string, args ...any) {
+		fmt.Fprintf(&b, strings.Repeat("\t", depth)+format+"\n", args...)
+	}
+	number := func(depth int, name string, n int) {
+		if n > 0 {
+			line(depth, "%s %d", name, n)
+		}
+	}
+	line(0, "{")
+	line(1, "auto_https off")
+	line(1, "grace_period %s # for calls that wait or run, when the server is told to end", short(o.grace))
+	line(1, "servers {")
+	line(2, "keepalive_interval %s", short(o.keepAlive))
+	line(1, "}")
+	line(0, "}\n")
+
+	site := func(address string) {
+		host, port, _ := net.SplitHostPort(address) // It has been checked.
+		line(0, "http://:%s {", port)
+		if host != "" {
+			line(1, "bind %s", host)
+		}
+	}
+	site(o.listen)
+	line(1, "shape {")
+	line(2, "quota %s {", o.provider)
+	number(3, "requests", o.quota.Requests)
+	number(3, "tokens", o.quota.Tokens)
+	number(3, "input", o.quota.Input)
+	number(3, "output", o.quota.Output)
+	line(3, "burst %s", short(o.burst))
+	line(2, "}")
+	line(2, "depth %d", o.depth)
+	line(2, "wait %s", short(o.wait))
+	number(2, "inflight", o.inflight)
+	if o.teams != "" {
+		line(2, "teams %s", word(o.teams))
+	}
+	switch {
+	case len(o.weights) > 0:
+		line(2, "fair %s {", o.fair)
+		for _, team := range slices.Sorted(maps.Keys(o.weights)) {
+			line(3, "weight %s %d", word(team), o.weights[team])
+		}
+		line(2, "}")
+	case o.fair != "":
+		line(2, "fair %s", o.fair)
+	}
+	if o.usage != "" {
+		line(2, "usage %s", word(o.usage))
+	}
+	number(2, "team_metrics", o.teamMetrics)
+	line(1, "}")
+	line(1, "reverse_proxy %s {", word(o.upstream.Scheme+"://"+o.upstream.Host))
+	line(2, hostLine)
+	if o.keyEnv != "" {
+		line(2, keyLines[o.provider], o.keyEnv)
+	}
+	line(1, "}")
+	line(0, "}")
+
+	if o.page != "" {
+		line(0, "")
+		site(o.page)
+		line(1, "handle /metrics {")
+		line(2, "metrics")
+		line(1, "}")
+		line(1, "handle {")
+		line(2, "shape_inspect")
+		line(1, "}")
+		line(0, "}")
+	}
+	return b.String()
+}
+
+// short returns a duration without parts that are zero.
+func short(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// word returns a text as one word of a Caddyfile.
+func word(text string) string {
+	if text != "" && !strings.ContainsAny(text, " \t\"`{}#\\") {
+		return text
+	}
+	if !strings.Contains(text, "`") {
+		return "`" + text + "`"
+	}
+	return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`
+}
+
+// serveLLM is the command. Like Caddy's run it does not return once it serves.
+func serveLLM(f caddycmd.Flags) (int, error) {
+	if f.Bool("demo") {
+		return demoLLM(f)
+	}
+	o, err := readLLM(f)
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	if f.Bool("print") {
+		_, err := fmt.Print(o.caddyfile())
+		return caddy.ExitCodeSuccess, err
+	}
+	if _, ok := os.LookupEnv(o.keyEnv); o.keyEnv != "" && !ok {
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("--key-env: %q, but there is no such environment variable", o.keyEnv)
+	}
+	caddy.TrapSignals()
+	if err := o.start(); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	fmt.Print(o.welcome())
+	select {}
+}
+
+// start serves as the Caddyfile says, beside any Caddy that runs already.
+func (o *llmOptions) start() error {
+	if err := useOwnFolder(); err != nil {
+		return err
+	}
+	text := o.caddyfile()
+	if o.upstream.Scheme == "https" {
+		text = strings.Replace(text, "\t\t"+hostLine+"\n", "", 1)
+	}
+	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), map[string]any{"filename": "Caddyfile"})
+	if err != nil {
+		return err
+	}
+	config := map[string]any{}
+	if err := json.Unmarshal(adapted, &config); err != nil {
+		return err
+	}
+	config["admin"] = map[string]any{"disabled": true, "config": map[string]any{"persist": false}}
+	config["logging"] = map[string]any{"logs": map[string]any{"default": map[string]any{"level": "WARN"}}}
+	if adapted, err = json.Marshal(config); err != nil {
+		return err
+	}
+	return caddy.Load(adapted, true)
+}
+
+// welcome says what is served where.
+func (o *llmOptions) welcome() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "shaperd llm: %s, until Ctrl-C.\n\n", o.provider)
+	fmt.Fprintf(&b, "  gateway    http://%s   passes calls on to %s, within %s\n", o.listen, o.upstream, quotaWords(o.quota))
+	if o.page != "" {
+		fmt.Fprintf(&b, "  page       http://%s   shows the line; /metrics is for Prometheus\n", o.page)
+	}
+	switch o.fair {
+	case "":
+		fmt.Fprintf(&b, "\nAll calls wait in one line.\n")
+	case "team":
+		fmt.Fprintf(&b, "\nThe teams of %s take turns.\n", o.teams)
+	default:
+		fmt.Fprintf(&b, "\nCalls with the same %s take turns with the others.\n", o.fair)
+	}
+	return b.String()
+}
+
+// quotaWords says a quota.
+func quotaWords(q llm.Quota) string {
+	var parts []string
+	for _, l := range []struct {
+		n    int
+		what string
+	}{{q.Requests, "requests"}, {q.Tokens, "tokens"}, {q.Input, "input tokens"}, {q.Output, "output tokens"}} {
+		if l.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", l.n, l.what))
+		}
+	}
+	return strings.Join(parts, " and ") + " a minute"
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+
+	"example.com/leakybucket/llm/llmtest"
+)
+
+// demoQuota is the quota of the demonstration, unless flags say another: that of a small account.
+var demoQuota = map[string]map[string]string{
+	"anthropic": {"requests": "500", "input": "40000", "output": "60000"},
+	"gemini":    {"requests": "100", "input": "40000"},
+	"":          {"requests": "500", "tokens": "90000"},
+}
+
+// demoTeams are the clients of the demonstration. The first sends many calls at once.
+var demoTeams = [10]string{"batch", "gold", "chat", "search", "docs", "mail", "code", "sales", "legal", "ops"}
+
+// demoDialect returns the provider in memory that stands for a provider.
+func demoDialect(provider string) llmtest.Dialect {
+	switch provider {
+	case "anthropic":
+		return llmtest.Anthropic
+	case "gemini":
+		return llmtest.Gemini
+	case "bedrock":
+		return llmtest.Bedrock
+	}
+	return llmtest.OpenAI
+}
+
+// demoLLM serves the gateway in front of a provider in memory, and is its clients.
+func demoLLM(f caddycmd.Flags) (int, error) {
+	for _, name := range []string{"upstream", "key-env", "teams"} {
+		if value := f.String(name); value != "" {
+			return caddy.ExitCodeFailedStartup, fmt.Errorf("--%s: %q, but the provider of the demonstration is in memory", name, value)
+		}
+	}
+	if err := setDemoFlags(f); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("the provider of the demonstration can't listen: %w", err)
+	}
+	if err := f.Set("upstream", "http://"+l.Addr().String()); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	o, err := readLLM(f)
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	o.grace = 5 * time.Second
+	if f.Bool("print") {
+		_, err := fmt.Print(o.caddyfile())
+		return caddy.ExitCodeSuccess, err
+	}
+	dialect := demoDialect(o.provider)
+	provider := llmtest.New(llmtest.Config{Dialect: dialect, Quota: o.quota, Answer: demoAnswer})
+	go func() { _ = http.Serve(l, provider) }()
+	caddy.TrapSignals()
+	if err := o.start(); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	for _, team := range demoTeams {
+		atOnce := 1
+		if team == demoTeams[0] {
+			atOnce = 40
+		}
+		for range atOnce {
+			go callForever(team, "http://"+o.listen, dialect)
+		}
+	}
+	fmt.Print(o.welcome() + demoWords(&o, dialect))
+	select {}
+}
+
+// setDemoFlags sets the flags that were left out to what shows something soon: a line forms at once.
+func setDemoFlags(f caddycmd.Flags) error {
+	set := map[string]string{}
+	if !f.Changed("burst") {
+		set["burst"] = "5s"
+	}
+	if !f.Changed("weights") && f.String("fair") == "" {
+		set["weights"] = "gold=4"
+	}
+	for address, port := range map[string]int{"listen": 8080, "page": 8081} {
+		if !f.Changed(address) {
+			set[address] = "127.0.0.1:" + freePort(port)
+		}
+	}
+	if !f.Changed("requests") && !f.Changed("tokens") && !f.Changed("input") && !f.Changed("output") {
+		quota := demoQuota[f.String("provider")]
+		if quota == nil {
+			quota = demoQuota[""]
+		}
+		for name, value := range quota {
+			set[name] = value
+		}
+	}
+	for name, value := range set {
+		if err := f.Set(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// demoAnswer is an answer of ordinary length, which takes a second or two.
+func demoAnswer(c llmtest.Call) llmtest.Answer {
+	output := max(1, c.Most/4+rand.IntN(max(1, c.Most/2)))
+	return llmtest.Answer{Output: output, First: 300 * time.Millisecond, Took: 300*time.Millisecond + time.Duration(output)*4*time.Millisecond}
+}
+
+// callForever sends one call after the other. A call that is refused is sent again after what the refusal asks for.
+func callForever(team, address string, d llmtest.Dialect) {
+	for {
+		r := llmtest.NewRequest(context.Background(), d, llmtest.Call{Input: 100 + rand.IntN(400), Most: 200 + rand.IntN(600), Stream: rand.IntN(2) == 0})
+		r.URL.Scheme, r.URL.Host, _ = strings.Cut(address, "://")
+		r.Host = ""
+		r.Header.Set("X-Team", team)
+		pause := time.Second
+		if w, err := http.DefaultClient.Do(r); err == nil {
+			if _, err := io.Copy(io.Discard, w.Body); err == nil && w.StatusCode == http.StatusOK {
+				pause = time.Duration(rand.IntN(1000)) * time.Millisecond
+			} else if after, err := time.ParseDuration(w.Header.Get("Retry-After") + "s"); err == nil {
+				pause = after
+			}
+			w.Body.Close()
+		}
+		time.Sleep(pause)
+	}
+}
+
+// demoWords says what to try.
+func demoWords(o *llmOptions, d llmtest.Dialect) string {
+	curl := func(c llmtest.Call) string {
+		r := llmtest.NewRequest(context.Background(), d, c)
+		body, _ := io.ReadAll(r.Body) // It is in memory.
+		return fmt.Sprintf("curl -sN 'http://%s%s' -H 'X-Team: you' -H 'Content-Type: application/json' -d '%s'", o.listen, r.URL.RequestURI(), body)
+	}
+	return fmt.Sprintf(`
+The provider is in memory. Ten clients call it: the team %s with 40 calls at a time, nine others with one.
+Open the page, and take your turn among them:
+
+  %s -w '\n%%{http_code} after %%{time_total} s\n'
+
+  %s
+
+Your own: --upstream and --provider in place of --demo, and the quota of your account.
+`, demoTeams[0], curl(llmtest.Call{Most: 300}), curl(llmtest.Call{Most: 300, Stream: true}))
+}

@@ -1,0 +1,214 @@
+package main_test
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
+	quota := []string{"llm", "--requests", "500"}
+	for want, args := range map[string][]string{
+		`the quota is missing: say --requests`:                                {"llm"},
+		`--provider: "closedai", must be one of anthropic, bedrock`:           {"--provider", "closedai"},
+		`--upstream: it is missing; with the provider "bedrock"`:              {"--provider", "bedrock"},
+		`--upstream: "ftp://x", must be a URL such as`:                        {"--upstream", "ftp://x"},
+		`--upstream: "https://x/v1", must be a scheme and a host`:             {"--upstream", "https://x/v1"},
+		`--tokens: -1, must not be negative`:                                  {"--tokens=-1"},
+		`invalid argument "many" for "--depth" flag`:                          {"--depth", "many"},
+		`--burst: 2m0s, must be from 0s to 1m`:                                {"--burst", "2m"},
+		`--wait: 0s, must be above 0`:                                         {"--wait", "0s"},
+		`--fair: "X-Team", must be header:NAME`:                               {"--fair", "X-Team"},
+		`--fair: "team", but without --teams`:                                 {"--fair", "team"},
+		`--weights: "gold", must be a team, = and a number`:                   {"--weights", "gold"},
+		`--weights: "gold=0", must be a number from 1 to 1000`:                {"--weights", "gold=0"},
+		`--weights: the team "a" is said twice`:                               {"--weights", "a=1,a=2"},
+		`--weights: "a=2", but with --fair none`:                              {"--weights", "a=2", "--fair", "none"},
+		`--teams: "f", but without --key-env`:                                 {"--teams", "f"},
+		`--key-env: "K", but without --teams anybody could use the key`:       {"--key-env", "K"},
+		`--key-env: "a=b", must be the name of an environment variable`:       {"--key-env", "a=b", "--teams", "f"},
+		`--key-env: "NO_SUCH_KEY", but there is no such environment variable`: {"--key-env", "NO_SUCH_KEY", "--teams", "f"},
+		`--listen: "8080", must be an address and a port`:                     {"--listen", "8080"},
+		`--page: "127.0.0.1:0", must be an address and a port`:                {"--page", "127.0.0.1:0"},
+		`--page: "127.0.0.1:8080", must not be the address of --listen`:       {"--page", "127.0.0.1:8080"},
+		`invalid argument "1ms" for "--keepalive" flag: must be at least 1s`:  {"--keepalive=1ms"},
+		`--upstream: "http://x", but the provider of the demonstration`:       {"--demo", "--upstream", "http://x"},
+	} {
+		t.Run(want, func(t *testing.T) {
+			if args[0] != "llm" {
+				args = append(quota[:3:3], args...)
+			}
+			status, text := do(t, args...)
+			require.Equal(t, 1, status)
+			require.Contains(t, strings.ReplaceAll(text, `\"`, `"`), want) // The log is JSON where it is no terminal.
+		})
+	}
+}
+
+const printedCaddyfile = `{
+	auto_https off
+	grace_period 1m # for calls that wait or run, when the server is told to end
+	servers {
+		keepalive_interval 15s
+	}
+}
+
+http://:8080 {
+	bind 127.0.0.1
+	shape {
+		quota openai {
+			requests 500
+			tokens 90000
+			burst 30s
+		}
+		depth 1000
+		wait 2m
+		fair header X-Team {
+			weight batch 1
+			weight gold 4
+		}
+	}
+	reverse_proxy https://api.openai.com {
+		header_up Host {upstream_hostport}
+	}
+}
+
+http://:8081 {
+	bind 127.0.0.1
+	handle /metrics {
+		metrics
+	}
+	handle {
+		shape_inspect
+	}
+}
+`
+
+func TestTheCaddyfileOfTheGatewayIsPrinted(t *testing.T) {
+	status, text := do(t, "llm", "--upstream", "https://api.openai.com", "--provider", "openai", "--requests", "500", "--tokens", "90000",
+		"--fair", "header:X-Team", "--weights", "gold=4,batch=1", "--print")
+	require.Zero(t, status)
+	require.Equal(t, printedCaddyfile, text)
+
+	teams := writeFile(t, "teams of all", "gold: "+hashOf("g")+"\n")
+	status, text = do(t, "llm", "--provider", "anthropic", "--requests", "50", "--input", "30000", "--output", "8000", "--burst", "0s",
+		"--depth", "10", "--wait", "90s", "--inflight", "4", "--weights", "a team=2", "--key-env", "HOME", "--teams", teams,
+		"--usage", filepath.Join(t.TempDir(), "usage.json"), "--team-metrics", "5", "--keepalive=30s", "--listen", ":8080", "--page", "off", "--print")
+	require.Zero(t, status, text)
+	for _, file := range []string{printedCaddyfile, text} {
+		path := writeFile(t, "Caddyfile", file)
+		status, told := do(t, "validate", "--config", path)
+		require.Zero(t, status, told)
+		status, formatted := do(t, "fmt", path)
+		require.Zero(t, status)
+		require.Equal(t, file, formatted)
+	}
+	require.Contains(t, text, "wait 1m30s\n")
+	require.Contains(t, text, "keepalive_interval 30s\n")
+	require.Contains(t, text, "fair team {\n\t\t\tweight `a team` 2\n")
+}
+
+// hashOf returns the SHA-256 of a token, as a file of teams has it.
+func hashOf(token string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(token))) }
+
+func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
+	var keys []string
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		keys = append(keys, r.Header.Get("Authorization"))
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("X-Was", string(body))
+		fmt.Fprint(w, `{"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}`)
+	}))
+	defer upstream.Close()
+	t.Setenv("A_KEY", "the key")
+	teams := writeFile(t, "teams", "gold: "+hashOf("a token")+"\n")
+	usage := filepath.Join(t.TempDir(), "usage.json")
+	listen, page := freeAddress(t), freeAddress(t)
+	p := start(t, "llm", "--upstream", upstream.URL, "--provider", "openai-compatible", "--tokens", "90000", "--key-env", "A_KEY", "--teams", teams,
+		"--listen", listen, "--page", page, "--usage", usage, "--team-metrics", "3")
+	p.until(func() bool { return strings.Contains(p.out.String(), "take turns") }, "the gateway serves")
+
+	body := `{"model":"m-1","max_tokens":50,"messages":[{"role":"user","content":"a prompt"}]}`
+	a, err := send(http.MethodPost, "http://"+listen+"/v1/chat/completions", body, "Authorization", "Bearer a token", "Content-Type", "application/json")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, a.status)
+	require.Equal(t, body, a.header.Get("X-Was"))
+	require.Contains(t, a.header.Get("Server-Timing"), "shape;dur=")
+	require.Equal(t, []string{"Bearer the key"}, keys)
+
+	a, err = send(http.MethodPost, "http://"+listen+"/v1/chat/completions", body, "Authorization", "Bearer another", "Content-Type", "application/json")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusUnauthorized, a.status)
+	require.Contains(t, a.body, `"code":"invalid_api_key"`)
+	require.Len(t, keys, 1)
+
+	require.Contains(t, mustGet(t, "http://"+page).body, "<table")
+	require.Contains(t, mustGet(t, "http://"+page+"/metrics").body, `team="gold"`)
+
+	p.interrupt(syscall.SIGINT)
+	require.Zero(t, p.wait())
+	text, err := os.ReadFile(usage)
+	require.NoError(t, err)
+	first, _, _ := strings.Cut(string(text), "\n")
+	var record struct {
+		Team, Model string
+		Actual      struct{ Input, Output int }
+		Status      int
+	}
+	require.NoError(t, json.Unmarshal([]byte(first), &record), first)
+	require.Equal(t, "gold", record.Team)
+	require.Equal(t, "m-1", record.Model)
+	require.Equal(t, 3, record.Actual.Input)
+	require.Equal(t, 4, record.Actual.Output)
+	require.Equal(t, http.StatusOK, record.Status)
+	for _, secret := range []string{"a prompt", "a token", "the key"} {
+		require.NotContains(t, string(text)+p.log.String(), secret)
+	}
+}
+
+var (
+	printedGateway = regexp.MustCompile(`(gateway|page) +(http://127\.0\.0\.1:\d+) `)
+	printedCurl    = regexp.MustCompile(`(?m)^  (curl .*)$`)
+)
+
+func TestTheDemonstrationOfTheGatewayShowsTeamsThatTakeTurns(t *testing.T) {
+	for _, provider := range []string{"openai", "anthropic", "gemini", "bedrock", "openai-compatible"} {
+		t.Run(provider, func(t *testing.T) {
+			p := start(t, "llm", "--demo", "--provider", provider)
+			p.until(func() bool { return strings.Contains(p.out.String(), "Your own:") }, "the demonstration says how to go on")
+			urls := map[string]string{}
+			for _, found := range printedGateway.FindAllStringSubmatch(p.out.String(), -1) {
+				urls[found[1]] = found[2]
+			}
+			require.Len(t, urls, 2, p.out)
+			p.until(func() bool {
+				body := mustGet(t, urls["page"]+"/api/buckets").body
+				return regexp.MustCompile(`"waiting":[1-9]\d`).MatchString(body)
+			}, "many wait")
+
+			lines := printedCurl.FindAllStringSubmatch(p.out.String(), -1)
+			require.Len(t, lines, 2)
+			if _, err := exec.LookPath("curl"); err == nil {
+				for _, line := range lines {
+					text, err := exec.Command("sh", "-c", line[1]).CombinedOutput()
+					require.NoError(t, err, "%s", text)
+					require.NotContains(t, string(text), `"error"`)
+				}
+			}
+			p.interrupt(syscall.SIGINT)
+			require.Zero(t, p.wait())
+		})
+	}
+}
