@@ -592,7 +592,7 @@ func TestTokensCannotBeTriedQuickly(t *testing.T) {
 func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 	guide, err := os.ReadFile("../docs/inspect.md")
 	require.NoError(t, err)
-	shown := regexp.MustCompile(`--json '(.*)' http://127\.0\.0\.1:6060(/api/\w+)\n`).FindAllStringSubmatch(string(guide), -1)
+	shown := regexp.MustCompile(`--json '(.*)' http://127\.0\.0\.1:6060(/api/v1/\w+)\n`).FindAllStringSubmatch(string(guide), -1)
 	require.Len(t, shown, 5)
 	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
 	require.NoError(t, err)

@@ -21,5 +21,5 @@
 // wherever they are shown, whatever bytes they hold.
 //
 // docs/inspect.md describes the API, and openapi.json, which the Inspector serves at
-// /api/openapi.json, is its exact form.
+// /api/v1/openapi.json, is its exact form.
 package inspect

@@ -2,6 +2,8 @@ package inspect_test
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"net/http"
 	"testing"
 	"testing/synctest"
@@ -38,9 +40,9 @@ func TestAStreamShowsABurstDrain(t *testing.T) {
 		i := inspect.New(inspect.WithTitle("demo"))
 		defer i.Close()
 		i.Add("one", inspect.Of(s))
-		time.Sleep(100 * time.Millisecond) // Samples are taken at whole quarters of a second.
+		time.Sleep(30 * time.Millisecond) // Samples are taken at whole tenths of a second.
 		burst(s, 13)
-		time.Sleep(500 * time.Millisecond)
+		time.Sleep(510 * time.Millisecond)
 
 		r := listen(t, i, "/api/events?source=one")
 		var hello struct {
@@ -65,68 +67,136 @@ func TestAStreamShowsABurstDrain(t *testing.T) {
 			Points []frame
 		}
 		r.until("history", &history)
-		require.Equal(t, 0.25, history.Step)
+		require.Equal(t, 0.1, history.Step)
 		var detail struct {
 			Bucket        bucket
 			NextDeparture time.Time `json:"next_departure"`
 		}
 		r.until("detail", &detail)
 		require.Equal(t, 7, detail.Bucket.Waiting)
-		require.True(t, detail.NextDeparture.Equal(began.Add(850*time.Millisecond)))
+		require.True(t, detail.NextDeparture.Equal(began.Add(780*time.Millisecond)))
 
 		frames := history.Points
-		for len(frames) < 16 {
+		for len(frames) < 36 {
 			var f frame
 			r.until("frame", &f)
 			frames = append(frames, f)
 		}
-		// One leaves each quarter of a second from 0.1 s on, and rates cover the last second, or
+		// One leaves each quarter of a second from 30 ms on, and rates cover the last second, or
 		// the time since Add.
-		for k, want := range []struct {
-			arrivals, departures, refusals float64
-			waiting                        int
-		}{
-			{0, 0, 0, 0},
-			{13 / 0.25, 1 / 0.25, 3 / 0.25, 9},
-			{13 / 0.5, 2 / 0.5, 3 / 0.5, 8},
-			{13 / 0.75, 3 / 0.75, 3 / 0.75, 7},
-			{13, 4, 3, 6},
-			{0, 4, 0, 5},
-			{0, 4, 0, 4},
-			{0, 4, 0, 3},
-			{0, 4, 0, 2},
-			{0, 4, 0, 1},
-			{0, 4, 0, 0},
-			{0, 3, 0, 0},
-			{0, 2, 0, 0},
-			{0, 1, 0, 0},
-			{0, 0, 0, 0},
-		} {
-			f := frames[k]
-			require.Equal(t, time.Duration(k)*250*time.Millisecond, f.since(began))
-			require.InDelta(t, want.arrivals, f.Arrivals, 1e-9, k)
-			require.InDelta(t, want.departures, f.Departures, 1e-9, k)
-			require.InDelta(t, want.refusals, f.Refusals, 1e-9, k)
-			require.Equal(t, want.waiting, f.Waiting, k)
+		came := func(at int) (arrived, left, refused float64) { // at is in tenths of a second
+			if at <= 0 {
+				return 0, 0, 0
+			}
+			return 13, min(10, math.Floor((float64(at)-0.3)/2.5)+1), 3
+		}
+		for k, f := range frames {
+			arrived, left, refused := came(k)
+			arrivedBefore, leftBefore, refusedBefore := came(k - 10)
+			seconds := min(max(float64(k), 1)/10, 1)
+			require.Equal(t, time.Duration(k)*100*time.Millisecond, f.since(began))
+			require.InDelta(t, (arrived-arrivedBefore)/seconds, f.Arrivals, 5e-4, k)
+			require.InDelta(t, (left-leftBefore)/seconds, f.Departures, 5e-4, k)
+			require.InDelta(t, (refused-refusedBefore)/seconds, f.Refusals, 5e-4, k)
+			require.Equal(t, int(arrived-left-refused), f.Waiting, k)
 			require.Equal(t, 4.0, *f.Rate)
 			require.Equal(t, 9, *f.Depth)
+			// So few leave that a shorter time than a second would tell nothing.
+			require.Equal(t, []float64{f.Arrivals, f.Departures}, []float64{f.Brief.Arrivals, f.Brief.Departures})
 		}
 	})
 }
 
-func TestTheHistoryIsOfTheLastMinute(t *testing.T) {
+// A burst that is over in less than half a second comes in as a peak and leaves as a band at the
+// drain rate: in the last minute, and in the last hour by the greatest rates of each step.
+func TestAFastBurstIsSeenAsABurstAndAnEvenBand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := shaperOf(t, "200/s depth 100")
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(s))
+		time.Sleep(2*time.Second + 52*time.Millisecond)
+		burst(s, 90)
+		time.Sleep(8 * time.Second)
+		past := pastOf(t, i, "/api/events?source=one")
+		var arrivals, departures []float64
+		for _, p := range past.Points[20:28] {
+			arrivals, departures = append(arrivals, p.Brief.Arrivals), append(departures, p.Brief.Departures)
+			require.InDelta(t, 0.1, p.Brief.OverS, 1e-9)
+		}
+		require.Equal(t, []float64{0, 900, 0, 0, 0, 0, 0, 0}, arrivals)
+		require.Equal(t, []float64{0, 100, 200, 200, 200, 200, 0, 0}, departures)
+		require.Len(t, past.Long, 1)
+		require.Equal(t, 9.0, past.Long[0].Arrivals)
+		require.Equal(t, 9.0, past.Long[0].Departures)
+		require.Equal(t, 900.0, past.Long[0].Brief.Arrivals)
+		require.Equal(t, 200.0, past.Long[0].Brief.Departures)
+		require.Equal(t, 80, past.Long[0].Waiting, "the longest line of all samples")
+	})
+}
+
+// The history keeps a minute in short steps and an hour in long ones, and then its memory grows no
+// more. A reader that has seen a part of it gets the rest.
+func TestTheHistoryIsOfTheLastMinuteAndTheLastHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		i := inspect.New()
 		defer i.Close()
 		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-		time.Sleep(200*time.Second + time.Millisecond)
-		var history struct{ Points []frame }
-		listen(t, i, "/api/events").until("history", &history)
-		require.Len(t, history.Points, 240)
-		require.Equal(t, 200*time.Second, history.Points[239].since(began))
-		require.Equal(t, 140*time.Second+250*time.Millisecond, history.Points[0].since(began))
+		time.Sleep(61*time.Minute + time.Millisecond)
+		past := pastOf(t, i, "/api/events")
+		require.Len(t, past.Points, 600)
+		require.Equal(t, 61*time.Minute, past.Points[599].since(began))
+		require.Equal(t, 60*time.Minute+100*time.Millisecond, past.Points[0].since(began))
+		require.Equal(t, 10.0, past.LongStep)
+		require.Len(t, past.Long, 360)
+		require.Equal(t, 61*time.Minute, past.Long[359].since(began))
+		require.Equal(t, time.Minute+10*time.Second, past.Long[0].since(began))
+
+		later := pastOf(t, i, fmt.Sprintf("/api/events?since=%d", past.Points[589].At))
+		require.Equal(t, past.Points[590:], later.Points)
+		require.Equal(t, past.Long[359:], later.Long)
+		require.Equal(t, http.StatusBadRequest, ask(i, "/api/events?since=-1").Code)
+		require.LessOrEqual(t, inspect.HistorySize, uintptr(77_000))
 	})
+}
+
+// Whoever is on call sees at each source how it does, without opening it.
+func TestTheHealthOfEachSourceIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := shaperOf(t, "1/s depth 3")
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(s))
+		r := listen(t, i, "/api/events")
+		require.Equal(t, "hello", r.next().name)
+		time.Sleep(50 * time.Millisecond)
+		told := func() string {
+			var sources []struct{ Health string }
+			r.until("sources", &sources)
+			return sources[0].Health
+		}
+		burst(s, 3) // The last leaves after 2 s.
+		require.Equal(t, "line", told())
+		require.Equal(t, "rest", told())
+		burst(s, 6)
+		began := time.Now()
+		require.Equal(t, "refusing", told(), "a line that is full is told as the worse of the two")
+		require.Equal(t, "rest", told())
+		require.InDelta(t, 10, time.Since(began).Seconds(), 1.1)
+		require.Contains(t, ask(i, "/api/buckets").Body.String(), `"health":"rest"`)
+	})
+}
+
+// pastOf returns the history that a stream begins with.
+func pastOf(t *testing.T, i *inspect.Inspector, target string) (past struct {
+	Points, Long []frame
+	LongStep     float64 `json:"long_step_s"`
+}) {
+	r := listen(t, i, target)
+	r.until("history", &past)
+	r.leave()
+	return past
 }
 
 // The history of a bucket goes on while nobody looks, for a minute.
@@ -137,18 +207,12 @@ func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
 		defer i.Close()
 		i.Add("many", inspect.OfGroup(g))
 		points := func() int {
-			r := listen(t, i, "/api/events?source=many&key=a")
-			var history struct{ Points []frame }
-			r.until("history", &history)
-			r.cancel()
-			_ = r.conn.Close()
-			<-r.ended
-			return len(history.Points)
+			return len(pastOf(t, i, "/api/events?source=many&key=a").Points)
 		}
-		time.Sleep(time.Millisecond) // Samples are taken at whole quarters of a second.
+		time.Sleep(time.Millisecond) // Samples are taken at whole tenths of a second.
 		require.Zero(t, points())
 		time.Sleep(59 * time.Second)
-		require.Equal(t, 59*4, points())
+		require.Equal(t, 59*10, points())
 		time.Sleep(61 * time.Second)
 		require.Zero(t, points())
 	})
@@ -201,7 +265,7 @@ func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 		require.Equal(t, uint64(3), d.Bucket.Refused)
 		require.True(t, d.Bucket.Refusing)
 		var f frame
-		for range 20 {
+		for range 50 {
 			r.until("frame", &f)
 		}
 		require.Zero(t, f.Departures)
@@ -262,7 +326,7 @@ func TestASlowReaderGetsTheLatestFrame(t *testing.T) {
 			got = append(got, f.At-last)
 		}
 		// The first was being written all the while.
-		require.Equal(t, []int64{250, 9000, 9250}, got)
+		require.Equal(t, []int64{100, 9000, 9100}, got)
 	})
 }
 
@@ -276,7 +340,7 @@ func TestAReaderThatTakesNothingIsCutOff(t *testing.T) {
 		r.until("frame", &f)
 		began := time.Now()
 		<-r.ended
-		require.Equal(t, 10*time.Second+250*time.Millisecond, time.Since(began))
+		require.Equal(t, 10*time.Second+100*time.Millisecond, time.Since(began))
 	})
 }
 
@@ -288,9 +352,7 @@ func TestAClosedTabLeavesNothingBehind(t *testing.T) {
 		for range 300 { // more than there may be at once
 			r := listen(t, i, "/api/events")
 			require.Equal(t, "hello", r.next().name)
-			r.cancel()
-			_ = r.conn.Close()
-			<-r.ended
+			r.leave()
 		}
 	})
 }

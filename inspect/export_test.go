@@ -1,5 +1,10 @@
 package inspect
 
+import "unsafe"
+
+// HistorySize is how many bytes the history of a source takes at most.
+const HistorySize = (keptSteps + keptLong) * unsafe.Sizeof(sample{})
+
 // A Served is a route in the words of the OpenAPI document.
 type Served struct {
 	Method, Path string

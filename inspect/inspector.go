@@ -43,21 +43,23 @@ type core struct {
 	controller *controller
 	recordings *recordings
 
-	sifting chan struct{}  // has room for as many lists as are made at once; see sift
-	closing chan struct{}  // closed by Close
-	running sync.WaitGroup // the sampler and the streams
+	sifting   chan struct{}  // has room for as many lists as are made at once; see sift
+	exporting chan struct{}  // has room for one, as each keeps a scan in memory while it is read
+	closing   chan struct{}  // closed by Close
+	running   sync.WaitGroup // the sampler and the streams
 }
 
 // New makes an [Inspector]. It never fails: options that do not go together make an Inspector that
 // refuses the parts that they would open, and [Inspector.Err] says why.
 func New(opts ...Option) *Inspector {
 	i := &Inspector{core: &core{
-		started: time.Now(),
-		streams: map[*stream]bool{},
-		tracked: map[target]*track{},
-		ledger:  ledger{inForce: map[changeKey]record{}},
-		sifting: make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)),
-		closing: make(chan struct{}),
+		started:   time.Now(),
+		streams:   map[*stream]bool{},
+		tracked:   map[target]*track{},
+		ledger:    ledger{inForce: map[changeKey]record{}},
+		sifting:   make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)),
+		exporting: make(chan struct{}, 1),
+		closing:   make(chan struct{}),
 
 		recordings: &recordings{buckets: map[target]*recorded{}, replaying: make(chan struct{}, 1)},
 	}}

@@ -18,7 +18,7 @@ import (
 )
 
 // listParameters are the parameters of a list of buckets.
-var listParameters = []string{"source", "prefix", "waiting_gt", "level_gt", "fill_gt", "idle_gt",
+var listParameters = []string{"source", "prefix", "contains", "waiting_gt", "level_gt", "fill_gt", "idle_gt",
 	"refused_gt", "refusing", "dry_run", "sort", "limit", "cursor"}
 
 const (
@@ -30,6 +30,7 @@ const (
 type listing struct {
 	source     string // empty: all
 	prefix     string
+	contains   string
 	waitingGT  int // negative: any; so are the next four
 	levelGT    float64
 	fillGT     float64
@@ -48,7 +49,7 @@ type listing struct {
 
 // readListing returns the listing that a query asks for.
 func readListing(q query) (l listing, err error) {
-	l.source, l.prefix = q.text("source"), q.text("prefix")
+	l.source, l.prefix, l.contains = q.text("source"), q.text("prefix"), q.text("contains")
 	if l.waitingGT, err = q.whole("waiting_gt", 0, math.MaxInt, -1); err != nil {
 		return l, err
 	}
@@ -90,7 +91,7 @@ func readListing(q query) (l listing, err error) {
 
 // matches reports whether a row is wanted, whatever its source.
 func (l *listing) matches(r *row) bool {
-	return strings.HasPrefix(r.key, l.prefix) &&
+	return strings.HasPrefix(r.key, l.prefix) && strings.Contains(r.key, l.contains) &&
 		r.waiting > l.waitingGT &&
 		(l.levelGT < 0 || r.levelAt(l.at) > l.levelGT) &&
 		(l.fillGT < 0 || r.fillOf(r.levelAt(l.at)) > l.fillGT) &&
@@ -113,6 +114,7 @@ type list struct {
 type sourceView struct {
 	Name      string `json:"name"`
 	Kind      string `json:"kind"`
+	Health    string `json:"health"`
 	DryRun    bool   `json:"dry_run"`
 	Keys      int    `json:"keys"`
 	Closed    bool   `json:"closed"`
@@ -131,7 +133,7 @@ type sourceView struct {
 
 func (w *watched) view() sourceView {
 	r := w.source.read()
-	return sourceView{Name: w.name, Kind: w.source.kind(), DryRun: r.dryRun, Keys: r.keys, Closed: r.closed,
+	return sourceView{Name: w.name, Kind: w.source.kind(), Health: w.health.Load().(string), DryRun: r.dryRun, Keys: r.keys, Closed: r.closed,
 		Waiting: r.waiting, Departed: r.departed, Refused: r.refused, Abandoned: r.abandoned,
 		Overflowed: r.overflowed, RefusedKeys: r.refusedKeys, LimitErrors: r.limitErrors,
 		Shared: newSharedView(r.shared)}
@@ -160,6 +162,40 @@ func (i *Inspector) serveBuckets(w http.ResponseWriter, r *http.Request, q query
 
 // list returns the buckets that are wanted.
 func (c *core) list(ctx context.Context, l listing) (*list, error) {
+	chosen, err := c.choose(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	defer chosen.release()
+	for _, p := range chosen.rows {
+		chosen.Buckets = append(chosen.Buckets, c.withOverride(p.row.view(chosen.At)))
+	}
+	if chosen.more {
+		l.epoch = chosen.epoch
+		next := l.cursorAfter(chosen.rows[len(chosen.rows)-1].position)
+		chosen.Next = &next
+	}
+	return &chosen.list, nil
+}
+
+// choice is the rows of a listing, in their order, with what a [list] tells beside them. It must be
+// released.
+type choice struct {
+	list
+	rows      []placed
+	more      bool // there are others behind them
+	epoch     time.Time
+	snapshots []*snapshot
+}
+
+func (f *choice) release() {
+	for _, s := range f.snapshots {
+		s.release()
+	}
+}
+
+// choose returns the rows that are wanted.
+func (c *core) choose(ctx context.Context, l listing) (*choice, error) {
 	sources := c.all()
 	if l.source != "" {
 		w, err := c.sourceNamed(l.source)
@@ -168,37 +204,30 @@ func (c *core) list(ctx context.Context, l listing) (*list, error) {
 		}
 		sources = []*watched{w}
 	}
-	answer := &list{At: time.Now().UTC(), Sources: c.sourceViews(), Buckets: []bucket{}}
-	var snapshots []*snapshot
+	chosen := &choice{list: list{At: time.Now().UTC(), Sources: c.sourceViews(), Buckets: []bucket{}}}
 	for _, w := range sources {
 		s, err := w.scan(ctx)
 		if err != nil {
+			chosen.release()
 			return nil, err
 		}
-		defer s.release()
-		snapshots = append(snapshots, s)
-		if s.at.Before(answer.At) {
-			answer.At = s.at.UTC()
+		chosen.snapshots = append(chosen.snapshots, s)
+		if s.at.Before(chosen.At) {
+			chosen.At = s.at.UTC()
 		}
 	}
-	l.at = answer.At
+	l.at = chosen.At
 	if l.after == nil {
 		l.epoch = l.at
 	}
+	chosen.epoch = l.epoch
 	first := newSelection(&l)
-	if err := c.sift(ctx, snapshots, first); err != nil {
+	if err := c.sift(ctx, chosen.snapshots, first); err != nil {
+		chosen.release()
 		return nil, err
 	}
-	answer.Matched = first.matched
-	page := first.sorted()
-	for _, p := range page {
-		answer.Buckets = append(answer.Buckets, c.withOverride(p.row.view(l.at)))
-	}
-	if first.more {
-		next := l.cursorAfter(page[len(page)-1].position)
-		answer.Next = &next
-	}
-	return answer, nil
+	chosen.Matched, chosen.rows, chosen.more = first.matched, first.sorted(), first.more
+	return chosen, nil
 }
 
 // rowsPerTurn is after how many rows other goroutines go first. It takes less than a
@@ -313,6 +342,19 @@ func (q query) whole(name string, low, high, otherwise int) (int, error) {
 			return 0, wrong(name, value, "must be a whole number of at least %d", low)
 		}
 		return 0, wrong(name, value, "must be a whole number from %d to %d", low, high)
+	}
+	return n, nil
+}
+
+// whole64 returns a parameter that is a whole number of at least 0; 0 if it is empty or not given.
+func (q query) whole64(name string) (int64, error) {
+	value := q.values[name]
+	if value == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(value, 10, 64)
+	if err != nil || n < 0 {
+		return 0, wrong(name, value, "must be a whole number of at least 0")
 	}
 	return n, nil
 }

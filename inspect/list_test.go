@@ -2,12 +2,15 @@ package inspect_test
 
 import (
 	"cmp"
+	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -46,6 +49,7 @@ func scene(t *testing.T, opts ...inspect.Option) *inspect.Inspector {
 	i.Add("one", inspect.Of(s))
 	i.Add("many", inspect.OfGroup(g))
 	i.Add("dry", inspect.OfGroup(dry))
+	synctest.Wait() // The first sample is taken.
 	t.Cleanup(func() { require.NoError(t, i.Close()) })
 	return i
 }
@@ -62,6 +66,11 @@ func TestFilters(t *testing.T) {
 			{"source=&prefix=&waiting_gt=&level_gt=&fill_gt=&idle_gt=&refused_gt=&refusing=&dry_run=&sort=&limit=&cursor=", "send/d read/c send/a send/b "},
 			{"prefix=send", "send/d send/a send/b"},
 			{"prefix=send/&source=many", "send/a send/b"},
+			{"contains=/", "send/d read/c send/a send/b"},
+			{"contains=d/", "send/d read/c send/a send/b"},
+			{"contains=ad", "read/c"},
+			{"contains=D", "-"},
+			{"contains=/a&prefix=send", "send/a"},
 			{"waiting_gt=0", "send/a send/b"},
 			{"waiting_gt=2", "send/a"},
 			{"waiting_gt=5", "-"},
@@ -117,6 +126,65 @@ func TestOrders(t *testing.T) {
 			require.Equal(t, strings.Split(test.want, " "), listOf(t, i, "sort="+test.sort).keys(), test.sort)
 		}
 	})
+}
+
+// The whole table, in its order, as a file: each column is a field of the API.
+func TestTheTableIsExported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := scene(t)
+		const query = "?sort=-waiting&contains=e"
+		w := ask(i, "/api/v1/buckets.json"+query)
+		require.Equal(t, http.StatusOK, w.Code)
+		require.Equal(t, "application/json", w.Header().Get("Content-Type"))
+		require.Equal(t, ask(i, "/api/v1/buckets"+query).Body.String(), w.Body.String(), "all fit on one page here")
+
+		w = ask(i, "/api/v1/buckets.csv"+query)
+		require.Equal(t, http.StatusOK, w.Code)
+		require.Equal(t, "text/csv; charset=utf-8", w.Header().Get("Content-Type"))
+		require.Equal(t, `attachment; filename="buckets-20000101T000130Z.csv"`, w.Header().Get("Content-Disposition"))
+		lines, err := csv.NewReader(w.Body).ReadAll()
+		require.NoError(t, err)
+		var l struct{ Buckets []map[string]any }
+		require.NoError(t, json.Unmarshal(ask(i, "/api/v1/buckets"+query).Body.Bytes(), &l))
+		require.Len(t, lines, 1+len(l.Buckets))
+		require.ElementsMatch(t, slices.Collect(maps.Keys(l.Buckets[0])), lines[0])
+		for k, b := range l.Buckets {
+			for column, name := range lines[0] {
+				got := lines[k+1][column]
+				if _, ok := b[name].(float64); ok {
+					number, err := strconv.ParseFloat(got, 64)
+					require.NoError(t, err)
+					require.Equal(t, b[name], number, name)
+				} else {
+					require.Equal(t, strings.TrimPrefix(fmt.Sprint(b[name]), "<nil>"), got, name)
+				}
+			}
+		}
+		require.Equal(t, http.StatusBadRequest, ask(i, "/api/v1/buckets.csv?limit=5").Code, "all are told, or it is said that they are not")
+		require.Equal(t, http.StatusNotFound, ask(i, "/api/v1/buckets.json?source=x").Code)
+	})
+}
+
+// A key comes from a client. A spreadsheet must not run it.
+func TestAKeyIsNoFormula(t *testing.T) {
+	i := inspect.New()
+	defer i.Close()
+	g := groupOf(t, "1 per 10d depth 5")
+	keys := []string{"=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a=1", `say "hi", you`}
+	for _, key := range keys {
+		require.True(t, g.Allow(key))
+	}
+	i.Add("=cmd", inspect.OfGroup(g))
+	lines, err := csv.NewReader(ask(i, "/api/v1/buckets.csv").Body).ReadAll()
+	require.NoError(t, err)
+	var got []string
+	column := slices.Index(lines[0], "key")
+	for _, line := range lines[1:] {
+		require.Equal(t, "'=cmd", line[slices.Index(lines[0], "source")])
+		require.NotContains(t, "=+-@", line[slices.Index(lines[0], "id")][:1])
+		got = append(got, line[column])
+	}
+	require.ElementsMatch(t, []string{"'=1+1", "'+1", "'-1", "'@SUM(A1)", "'\t=1", "'\r=1", "a=1", `say "hi", you`}, got)
 }
 
 func TestAWrongParameterIsNamed(t *testing.T) {

@@ -42,7 +42,7 @@ type openAPI struct {
 func readDocument(t *testing.T) (doc openAPI) {
 	i := inspect.New()
 	defer i.Close()
-	require.NoError(t, json.Unmarshal(ask(i, "/api/openapi.json").Body.Bytes(), &doc))
+	require.NoError(t, json.Unmarshal(ask(i, "/api/v1/openapi.json").Body.Bytes(), &doc))
 	require.Equal(t, "3.1.0", doc.OpenAPI)
 	return doc
 }
@@ -197,34 +197,35 @@ func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 			target, path string
 			status       int
 		}{
-			{"/api/buckets?limit=2", "/api/buckets", 200},
-			{"/api/buckets", "/api/buckets", 200},
-			{"/api/buckets?limit=0", "/api/buckets", 400},
-			{"/api/buckets?source=x", "/api/buckets", 404},
-			{"/api/buckets/one/", "/api/buckets/{source}/{id}", 200},
-			{"/api/buckets/many/send%2Fa", "/api/buckets/{source}/{id}", 200},
-			{"/api/buckets/dry/send%2Fd", "/api/buckets/{source}/{id}", 200},
-			{"/api/buckets/unlimited/", "/api/buckets/{source}/{id}", 200},
-			{"/api/buckets/held/", "/api/buckets/{source}/{id}", 200},
-			{"/api/buckets/many/x", "/api/buckets/{source}/{id}", 404},
-			{"/api/line/many/send%2Fa", "/api/line/{source}/{id}", 200},
-			{"/api/line/one/", "/api/line/{source}/{id}", 200},
-			{"/api/line/one/?max=x", "/api/line/{source}/{id}", 400},
-			{"/api/top", "/api/top", 200},
-			{"/api/top?n=0", "/api/top", 400},
-			{"/api/what-if?source=one&limits=50/s", "/api/what-if", 200},
-			{"/api/what-if?source=one&limits=50", "/api/what-if", 400},
-			{"/api/what-if?source=x&limits=50/s", "/api/what-if", 404},
-			{"/api/changes", "/api/changes", 200},
-			{"/api/changes?source=x", "/api/changes", 404},
-			{"/api/openapi.json", "/api/openapi.json", 200},
-			{"/api/openapi.json?x=1", "/api/openapi.json", 400},
-			{"/api/events?source=x", "/api/events", 404},
+			{"/api/v1/buckets?limit=2", "/api/v1/buckets", 200},
+			{"/api/v1/buckets", "/api/v1/buckets", 200},
+			{"/api/v1/buckets?limit=0", "/api/v1/buckets", 400},
+			{"/api/v1/buckets?source=x", "/api/v1/buckets", 404},
+			{"/api/v1/buckets/one/", "/api/v1/buckets/{source}/{id}", 200},
+			{"/api/v1/buckets/many/send%2Fa", "/api/v1/buckets/{source}/{id}", 200},
+			{"/api/v1/buckets/dry/send%2Fd", "/api/v1/buckets/{source}/{id}", 200},
+			{"/api/v1/buckets/unlimited/", "/api/v1/buckets/{source}/{id}", 200},
+			{"/api/v1/buckets/held/", "/api/v1/buckets/{source}/{id}", 200},
+			{"/api/v1/buckets/many/x", "/api/v1/buckets/{source}/{id}", 404},
+			{"/api/v1/line/many/send%2Fa", "/api/v1/line/{source}/{id}", 200},
+			{"/api/v1/line/one/", "/api/v1/line/{source}/{id}", 200},
+			{"/api/v1/line/one/?max=x", "/api/v1/line/{source}/{id}", 400},
+			{"/api/v1/top", "/api/v1/top", 200},
+			{"/api/v1/top?n=0", "/api/v1/top", 400},
+			{"/api/v1/what-if?source=one&limits=50/s", "/api/v1/what-if", 200},
+			{"/api/v1/what-if?source=one&limits=50", "/api/v1/what-if", 400},
+			{"/api/v1/what-if?source=x&limits=50/s", "/api/v1/what-if", 404},
+			{"/api/v1/changes", "/api/v1/changes", 200},
+			{"/api/v1/changes?source=x", "/api/v1/changes", 404},
+			{"/api/v1/openapi.json", "/api/v1/openapi.json", 200},
+			{"/api/v1/openapi.json?x=1", "/api/v1/openapi.json", 400},
+			{"/api/v1/events?source=x", "/api/v1/events", 404},
 		} {
 			w := ask(i, test.target)
 			require.Equal(t, test.status, w.Code, test.target)
 			response, ok := doc.Paths[test.path]["get"].Responses[fmt.Sprint(test.status)]
 			require.True(t, ok, "%s has no status %d", test.path, test.status)
+			require.Equal(t, w.Body, ask(i, strings.Replace(test.target, "/v1/", "/", 1)).Body, "the path of before, of %s", test.target)
 			var value any
 			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
 			require.NoError(t, doc.check(response.Content["application/json"].Schema, value, test.target))
@@ -233,12 +234,12 @@ func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 			path, body string
 			status     int
 		}{
-			{"/api/hold", `{"source":"one","for":"10m"}`, 200},
-			{"/api/release", `{"source":"one"}`, 200},
-			{"/api/limits", `{"source":"many","key":"send/a","limits":"1/s depth 9","for":"1m","who":"me"}`, 200},
-			{"/api/reset", `{"source":"many","key":"send/a"}`, 200},
-			{"/api/limits", `{"source":"many","key":"send/a","limits":"x","for":"1m"}`, 400},
-			{"/api/hold", `{"source":"nobody","for":"1m"}`, 404},
+			{"/api/v1/hold", `{"source":"one","for":"10m"}`, 200},
+			{"/api/v1/release", `{"source":"one"}`, 200},
+			{"/api/v1/limits", `{"source":"many","key":"send/a","limits":"1/s depth 9","for":"1m","who":"me"}`, 200},
+			{"/api/v1/reset", `{"source":"many","key":"send/a"}`, 200},
+			{"/api/v1/limits", `{"source":"many","key":"send/a","limits":"x","for":"1m"}`, 400},
+			{"/api/v1/hold", `{"source":"nobody","for":"1m"}`, 404},
 		} {
 			w := recorded(i, command(test.path, test.body))
 			require.Equal(t, test.status, w.Code, w.Body)
@@ -247,11 +248,11 @@ func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 			of := doc.Paths[test.path]["post"].Responses[fmt.Sprint(test.status)].Content["application/json"].Schema
 			require.NoError(t, doc.check(of, value, test.path+test.body))
 		}
-		refused := request(http.MethodGet, "/api/top")
+		refused := request(http.MethodGet, "/api/v1/top")
 		refused.Host = "evil.example"
 		var value any
 		require.NoError(t, json.Unmarshal(recorded(i, refused).Body.Bytes(), &value))
-		require.NoError(t, doc.check(doc.Paths["/api/top"]["get"].Responses["default"].Content["application/json"].Schema, value, "refused"))
+		require.NoError(t, doc.check(doc.Paths["/api/v1/top"]["get"].Responses["default"].Content["application/json"].Schema, value, "refused"))
 		checkEvents(t, doc, i, held)
 	})
 }
@@ -267,18 +268,18 @@ func command(path, body string) *http.Request {
 
 // checkEvents reads all kinds of events.
 func checkEvents(t *testing.T, doc openAPI, i *inspect.Inspector, held *shaper.Shaper) {
-	events := doc.Paths["/api/events"]["get"].Events
+	events := doc.Paths["/api/v1/events"]["get"].Events
 	seen := map[string]bool{}
 	for _, query := range []string{"", "?source=held", "?source=many", "?source=many&key=send/a", "?source=many&key=none", "?source=dry&key=send/d"} {
-		r := listen(t, i, "/api/events"+query)
-		for range 8 {
+		r := listen(t, i, "/api/v1/events"+query)
+		for n := 0; n < 8 || query == "" && !seen["step"]; n++ {
 			e := r.next()
 			if e.name == "detail" {
 				i.Report(http.ErrAbortHandler)
 				held.Hold(0)
 			}
 			if e.name == "detail" && query == "?source=held" {
-				require.Equal(t, http.StatusOK, recorded(i, command("/api/hold", `{"source":"held","for":"1s"}`)).Code)
+				require.Equal(t, http.StatusOK, recorded(i, command("/api/v1/hold", `{"source":"held","for":"1s"}`)).Code)
 			}
 			if e.name == "report" && query == "?source=held" {
 				require.NoError(t, held.Close())

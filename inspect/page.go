@@ -52,6 +52,7 @@ type page struct {
 	List      *list
 	FirstPage string  // the URL of the first page of the table; empty if this is it
 	NextPage  string  // the URL of the next one; empty if there is none
+	Export    string  // the query of an export of the whole table
 	Selected  *detail // the bucket of source and key; nil if there is none
 }
 
@@ -63,7 +64,7 @@ func (i *Inspector) servePage(w http.ResponseWriter, r *http.Request) error {
 	status := http.StatusOK
 	q, err := readQuery(r, pageParameters)
 	if err == nil {
-		p.List, err = i.listOfPage(r.Context(), q)
+		p.List, p.Export, err = i.listOfPage(r.Context(), q)
 	}
 	var wrong *failure
 	switch {
@@ -119,6 +120,7 @@ func (i *Inspector) serveFile(w http.ResponseWriter, r *http.Request, name strin
 // contentTypes are set here, as the types of package mime depend on the machine.
 var contentTypes = map[string]string{
 	".css":  "text/css; charset=utf-8",
+	".csv":  "text/csv; charset=utf-8",
 	".js":   "text/javascript; charset=utf-8",
 	".json": "application/json",
 	".mjs":  "text/javascript; charset=utf-8",
@@ -128,7 +130,7 @@ var contentTypes = map[string]string{
 // pageParameters are the parameters of the page: beside the ones of the list, the
 // selection, and how the script shows it. "source" and "key" select a bucket, which
 // does not narrow the table; "in" is the source to which the table is narrowed.
-var pageParameters = append([]string{"key", "in", "filter", "paused"}, listParameters...)
+var pageParameters = append([]string{"key", "in", "filter", "span", "paused", "at"}, listParameters...)
 
 // pageSort is the order of the page if its URL names none.
 const pageSort = "-waiting"
@@ -166,23 +168,30 @@ var columns = []struct{ name, label string }{
 	{"refused", "Refused"}, {"departed", "Departed"}, {"abandoned", "Gave up"}, {"idle", "Idle"},
 }
 
-// listOfPage returns the first table of the page.
-func (c *core) listOfPage(ctx context.Context, q query) (*list, error) {
+// listOfPage returns the first table of the page, and the query of its export.
+func (c *core) listOfPage(ctx context.Context, q query) (*list, string, error) {
 	asked := query{values: maps.Clone(q.values)}
 	asked.values["sort"] = cmp.Or(q.text("sort"), pageSort)
 	asked.values["source"] = q.text("in")
 	for _, name := range q.filters() {
 		k := slices.IndexFunc(quickFilters, func(f quickFilter) bool { return f.name == name })
 		if k < 0 {
-			return nil, wrong("filter", name, "must be waiting, half, refusing, dry_run or idle, or several with commas between them")
+			return nil, "", wrong("filter", name, "must be waiting, half, refusing, dry_run or idle, or several with commas between them")
 		}
 		maps.Copy(asked.values, quickFilters[k].parameters)
 	}
 	l, err := readListing(asked)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return c.list(ctx, l)
+	values := url.Values{}
+	for _, name := range exportParameters {
+		if value := asked.text(name); value != "" {
+			values.Set(name, value)
+		}
+	}
+	shown, err := c.list(ctx, l)
+	return shown, values.Encode(), err
 }
 
 // filters returns the names of the quick filters that are on.

@@ -73,11 +73,11 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		require.Zero(t, asked.Load(), "nobody looks")
 
-		w := ask(i, "/api/quota/openai/?teams=1")
+		w := ask(i, "/api/v1/quota/openai/?teams=1")
 		require.Equal(t, http.StatusOK, w.Code, w.Body)
 		var value any
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
-		require.NoError(t, doc.check(doc.Paths["/api/quota/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema, value, "quota"))
+		require.NoError(t, doc.check(doc.Paths["/api/v1/quota/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema, value, "quota"))
 		var got quota
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got))
 		require.Equal(t, "openai", got.Provider)
@@ -91,15 +91,15 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 		require.EqualValues(t, 97_000, got.Others.HourTokens, "with the teams that are not told")
 		require.Equal(t, "a larger burst keeps it", *got.Hint)
 
-		r := listen(t, i, "/api/events?source=openai")
+		r := listen(t, i, "/api/v1/events?source=openai")
 		e := r.next()
 		for e.name != "detail" {
 			e = r.next()
 		}
-		checkEvent(t, doc, doc.Paths["/api/events"]["get"].Events, e)
+		checkEvent(t, doc, doc.Paths["/api/v1/events"]["get"].Events, e)
 		before := asked.Load()
 		require.EqualValues(t, 1, before)
-		others := listen(t, i, "/api/events?source=openai")
+		others := listen(t, i, "/api/v1/events?source=openai")
 		var detail struct{ Quota *quota }
 		for range 5 {
 			others.until("detail", &detail)
@@ -108,11 +108,11 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 		}
 		require.LessOrEqual(t, asked.Load()-before, int64(5), "once a second, however many look")
 
-		require.Equal(t, http.StatusNotFound, ask(i, "/api/quota/plain/").Code)
-		require.Equal(t, http.StatusNotFound, ask(i, "/api/quota/nobody/").Code)
-		require.Equal(t, http.StatusBadRequest, ask(i, "/api/quota/openai/?teams=51").Code)
+		require.Equal(t, http.StatusNotFound, ask(i, "/api/v1/quota/plain/").Code)
+		require.Equal(t, http.StatusNotFound, ask(i, "/api/v1/quota/nobody/").Code)
+		require.Equal(t, http.StatusBadRequest, ask(i, "/api/v1/quota/openai/?teams=51").Code)
 		var plain map[string]any
-		listen(t, i, "/api/events?source=plain").until("detail", &plain)
+		listen(t, i, "/api/v1/events?source=plain").until("detail", &plain)
 		require.NotContains(t, plain, "quota")
 	})
 }
@@ -135,11 +135,11 @@ func TestAQuotaThatMakesNoSenseIsToldAsWellAsItGoes(t *testing.T) {
 			return strange
 		}))
 		defer c.Close()
-		w := ask(c, "/api/quota/one/")
+		w := ask(c, "/api/v1/quota/one/")
 		require.Equal(t, http.StatusOK, w.Code)
 		var value any
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
-		require.NoError(t, doc.check(doc.Paths["/api/quota/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema, value, "quota"))
+		require.NoError(t, doc.check(doc.Paths["/api/v1/quota/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema, value, "quota"))
 		var got quota
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got))
 		require.Zero(t, got.Level)
@@ -151,7 +151,7 @@ func TestAQuotaThatMakesNoSenseIsToldAsWellAsItGoes(t *testing.T) {
 		time.Sleep(time.Second)
 		broken = true
 		for range 2 {
-			require.Equal(t, http.StatusInternalServerError, ask(c, "/api/quota/one/").Code)
+			require.Equal(t, http.StatusInternalServerError, ask(c, "/api/v1/quota/one/").Code)
 		}
 		require.Equal(t, 1, strings.Count(c.log.String(), "OfQuota panicked"))
 	})

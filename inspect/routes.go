@@ -15,7 +15,7 @@ import (
 // A route is a path of the API.
 type route struct {
 	method     string // GET, which includes HEAD, or POST
-	path       string // such as "/api/buckets"
+	path       string // such as "/api/v1/buckets"
 	bucket     bool   // {source} and {id} follow the path
 	parameters []string
 	serve      func(*Inspector, http.ResponseWriter, *http.Request, query) error
@@ -23,20 +23,22 @@ type route struct {
 
 // routes are all paths of the API. openapi.json describes each, which a test sees to.
 var routes = []route{
-	{http.MethodGet, "/api/buckets", false, listParameters, (*Inspector).serveBuckets},
-	{http.MethodGet, "/api/buckets", true, nil, (*Inspector).serveBucket},
-	{http.MethodGet, "/api/line", true, []string{"max"}, (*Inspector).serveLine},
-	{http.MethodGet, "/api/keys", true, []string{"max"}, (*Inspector).serveKeys},
-	{http.MethodGet, "/api/quota", true, []string{"teams"}, (*Inspector).serveQuota},
-	{http.MethodGet, "/api/top", false, []string{"source", "n"}, (*Inspector).serveTop},
-	{http.MethodGet, "/api/what-if", false, []string{"source", "key", "id", "limits"}, (*Inspector).serveWhatIf},
-	{http.MethodGet, "/api/changes", false, []string{"source"}, (*Inspector).serveChanges},
-	{http.MethodPost, "/api/limits", false, nil, (*Inspector).serveLimits},
-	{http.MethodPost, "/api/reset", false, nil, (*Inspector).serveReset},
-	{http.MethodPost, "/api/hold", false, nil, (*Inspector).serveHold},
-	{http.MethodPost, "/api/release", false, nil, (*Inspector).serveRelease},
-	{http.MethodGet, "/api/openapi.json", false, nil, (*Inspector).serveOpenAPI},
-	{http.MethodGet, "/api/events", false, []string{"source", "key"}, (*Inspector).serveEvents},
+	{http.MethodGet, "/api/v1/buckets", false, listParameters, (*Inspector).serveBuckets},
+	{http.MethodGet, "/api/v1/buckets.csv", false, exportParameters, (*Inspector).serveCSV},
+	{http.MethodGet, "/api/v1/buckets.json", false, exportParameters, (*Inspector).serveWholeList},
+	{http.MethodGet, "/api/v1/buckets", true, nil, (*Inspector).serveBucket},
+	{http.MethodGet, "/api/v1/line", true, []string{"max"}, (*Inspector).serveLine},
+	{http.MethodGet, "/api/v1/keys", true, []string{"max"}, (*Inspector).serveKeys},
+	{http.MethodGet, "/api/v1/quota", true, []string{"teams"}, (*Inspector).serveQuota},
+	{http.MethodGet, "/api/v1/top", false, []string{"source", "n"}, (*Inspector).serveTop},
+	{http.MethodGet, "/api/v1/what-if", false, []string{"source", "key", "id", "limits"}, (*Inspector).serveWhatIf},
+	{http.MethodGet, "/api/v1/changes", false, []string{"source"}, (*Inspector).serveChanges},
+	{http.MethodPost, "/api/v1/limits", false, nil, (*Inspector).serveLimits},
+	{http.MethodPost, "/api/v1/reset", false, nil, (*Inspector).serveReset},
+	{http.MethodPost, "/api/v1/hold", false, nil, (*Inspector).serveHold},
+	{http.MethodPost, "/api/v1/release", false, nil, (*Inspector).serveRelease},
+	{http.MethodGet, "/api/v1/openapi.json", false, nil, (*Inspector).serveOpenAPI},
+	{http.MethodGet, "/api/v1/events", false, []string{"source", "key", "since"}, (*Inspector).serveEvents},
 }
 
 // route answers a request that may be answered.
@@ -59,6 +61,9 @@ func (i *Inspector) route(w http.ResponseWriter, r *http.Request) {
 // serveAPI answers a request for a path of the API. Paths are read as they were sent:
 // in a key that holds "/" or "..", these are encoded and mean nothing.
 func (i *Inspector) serveAPI(w http.ResponseWriter, r *http.Request, path string) error {
+	if rest, ok := strings.CutPrefix(path, "/api/"); ok && !strings.HasPrefix(rest, "v1/") {
+		path = "/api/v1/" + rest // The names from before there were versions.
+	}
 	var allowed []string
 	for _, route := range routes {
 		source, key, ok, err := route.match(path)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,7 +27,8 @@ type watched struct {
 	turns *turns // of a Shaper WithFairQueue; nil: it is another source
 
 	window    window
-	wasClosed bool // used by the sampler alone
+	wasClosed bool         // used by the sampler alone
+	health    atomic.Value // a string: see track.health
 
 	mu       sync.Mutex
 	latest   *snapshot
@@ -48,6 +50,7 @@ type snapshot struct {
 
 func newWatched(name string, s Source, logger *slog.Logger) *watched {
 	w := &watched{name: name, source: s.open(), logger: logger, removed: make(chan struct{})}
+	w.health.Store("rest")
 	w.whole = newTrack(func() (reading, bool) { return w.source.read(), true })
 	if w.source.kind() == "shaper" {
 		w.whole.bucket, _ = w.source.find("")

@@ -152,12 +152,15 @@ func listen(t *testing.T, i *inspect.Inspector, target string) *reader {
 		defer server.Close()
 		i.ServeHTTP(streamWriter{server, r}, request(http.MethodGet, target).WithContext(ctx))
 	}()
-	t.Cleanup(func() {
-		cancel()
-		_ = client.Close()
-		<-r.ended
-	})
+	t.Cleanup(r.leave)
 	return r
+}
+
+// leave closes the connection of a reader, and waits for the end of its stream.
+func (r *reader) leave() {
+	r.cancel()
+	_ = r.conn.Close()
+	<-r.ended
 }
 
 // An event is one of a stream; a comment has the name ":".
@@ -218,6 +221,10 @@ type frame struct {
 	Depth      *int
 	Held       bool
 	DryRun     bool `json:"dry_run"`
+	Brief      struct {
+		OverS                float64 `json:"over_s"`
+		Arrivals, Departures float64
+	}
 }
 
 // at is the instant of a frame since began.

@@ -50,12 +50,12 @@ func TestAnOutageIsNotTakenForAClosedBucket(t *testing.T) {
 			Bucket   sharedBucket
 			Refusals []struct{ Reason string }
 		}) {
-			w := c.call(http.MethodGet, "/api/buckets/one/", "")
+			w := c.call(http.MethodGet, "/api/v1/buckets/one/", "")
 			require.Equal(t, http.StatusOK, w.Code)
 			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
 			var value any
 			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
-			of := doc.Paths["/api/buckets/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema
+			of := doc.Paths["/api/v1/buckets/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema
 			require.NoError(t, doc.check(of, value, "detail"))
 			requireReasonsAddUp(t, answer.Bucket)
 			return answer
@@ -85,7 +85,7 @@ func TestAnOutageIsNotTakenForAClosedBucket(t *testing.T) {
 			Buckets []sharedBucket
 			Sources []struct{ Shared struct{ State string } }
 		}
-		require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/buckets", "").Body.Bytes(), &l))
+		require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/v1/buckets", "").Body.Bytes(), &l))
 		require.Equal(t, down.Bucket, l.Buckets[0])
 		require.Equal(t, "down", l.Sources[0].Shared.State)
 
@@ -93,6 +93,8 @@ func TestAnOutageIsNotTakenForAClosedBucket(t *testing.T) {
 		require.Equal(t, 12, got.Arrivals)
 		require.Equal(t, 11, got.Now.Unavailable)
 		require.Equal(t, 11, got.Then.Unavailable, "other limits bring no server back")
+		time.Sleep(1100 * time.Millisecond)
+		require.Contains(t, c.call(http.MethodGet, "/api/v1/buckets", "").Body.String(), `"health":"unavailable"`)
 		require.Equal(t, []string{"the bucket is shared; the replay knows only the requests of this process, and gives them the whole rate"}, got.Notes)
 	})
 }
@@ -115,7 +117,7 @@ func TestWhatIsHeldOfASharedBucketIsShown(t *testing.T) {
 		require.True(t, ok)
 		require.Positive(t, st.Bucket.Leased)
 		var l struct{ Buckets []sharedBucket }
-		require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/buckets", "").Body.Bytes(), &l))
+		require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/v1/buckets", "").Body.Bytes(), &l))
 		require.Equal(t, st.Bucket.Held, l.Buckets[0].Shared.Held)
 		requireReasonsAddUp(t, l.Buckets[0])
 	})
@@ -141,7 +143,7 @@ func TestReservationsAreInTheAnswers(t *testing.T) {
 		settles[1](22)
 		time.Sleep(time.Hour) // All has drained.
 		settles[2](5)
-		w := c.call(http.MethodGet, "/api/buckets/one/", "")
+		w := c.call(http.MethodGet, "/api/v1/buckets/one/", "")
 		require.Equal(t, http.StatusOK, w.Code)
 		type figures struct {
 			Reserved, Charged, Forfeited int
@@ -152,7 +154,7 @@ func TestReservationsAreInTheAnswers(t *testing.T) {
 		require.Equal(t, figures{Reserved: 20, GivenBack: 7, Charged: 2, Forfeited: 15}, answer.Bucket)
 		var value any
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
-		of := doc.Paths["/api/buckets/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema
+		of := doc.Paths["/api/v1/buckets/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema
 		require.NoError(t, doc.check(of, value, "detail"))
 	})
 }

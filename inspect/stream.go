@@ -175,7 +175,7 @@ func (c *core) sampleAll(n int) {
 		closed := samples[k].read.closed
 		changed = changed || closed != w.wasClosed
 		w.wasClosed = closed
-		if n%detailEvery == 0 {
+		if n%perSecond == 0 {
 			w.window.add(w.source.histograms())
 			w.rest(now)
 			if w.turns != nil {
@@ -184,32 +184,43 @@ func (c *core) sampleAll(n int) {
 		}
 	}
 	var details map[*track][]byte
-	if n%detailEvery == 0 {
+	if n%perSecond == 0 {
 		details = c.details()
 	}
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if changed {
-		c.tellSourcesLocked()
-	}
-	frames := make(map[*track][]byte, len(samples))
+	frames, steps := make(map[*track][]byte, len(samples)), map[*track][]byte{}
 	whole := make(map[*watched]*totals, len(sources))
 	for k, s := range samples {
-		p := s.track.add(s.read, s.ok, now)
+		p, long := s.track.add(s.read, s.ok, now)
 		if k < len(sources) { // These come first.
-			whole[s.of] = &totals{p.Arrivals, p.Departures, p.Refusals, p.Abandoned, p.Waiting}
+			whole[s.of] = &totals{p.rates, p.Waiting}
+			// Once a second, or a source that has a line for a moment ten times a second would be
+			// told of as often.
+			if health := s.track.health(now); n%perSecond == 0 && s.of.health.Swap(health) != any(health) {
+				changed = true
+			}
 		} else {
 			p.Totals = whole[s.of]
 		}
 		if s.track.viewers > 0 {
 			frames[s.track] = encodeEvent("frame", p)
+			if long != nil {
+				steps[s.track] = encodeEvent("step", long)
+			}
 		}
 	}
 	for s := range c.streams {
+		if long := steps[s.track]; long != nil {
+			s.notify(long)
+		}
 		if frame := frames[s.track]; frame != nil {
 			s.offer(frame, details[s.track])
 		}
+	}
+	if changed {
+		c.tellSourcesLocked()
 	}
 }
 

@@ -235,7 +235,7 @@ func TestASourceInThePlaceOfTheOnlyOneIsSampledOnce(t *testing.T) {
 		time.Sleep(10*time.Second + time.Millisecond)
 		var history struct{ Points []struct{} }
 		listen(t, i, "/api/events").until("history", &history)
-		require.Len(t, history.Points, 40)
+		require.Len(t, history.Points, 100)
 	})
 }
 

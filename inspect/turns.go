@@ -195,7 +195,7 @@ func (t *turns) view(most int) *turnsView {
 			row.Leaves, row.LeavesInS = &leaves, &in
 		}
 	}
-	v := &turnsView{At: now.UTC(), Keys: st.Keys, Waiting: st.Waiting, Rows: []turnView{}, StepS: (detailEvery * step).Seconds()}
+	v := &turnsView{At: now.UTC(), Keys: st.Keys, Waiting: st.Waiting, Rows: []turnView{}, StepS: (perSecond * step).Seconds()}
 	t.mu.Lock()
 	seconds := slices.Clone(t.seconds)
 	t.mu.Unlock()

@@ -67,7 +67,7 @@ func turnsOf(t *testing.T, doc openAPI, i http.Handler, target string) (answer t
 	require.Equal(t, http.StatusOK, w.Code, w.Body)
 	var value any
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
-	of := doc.Paths["/api/keys/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema
+	of := doc.Paths["/api/v1/keys/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema
 	require.NoError(t, doc.check(of, value, target))
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
 	return answer
@@ -97,7 +97,7 @@ func TestAStreamTellsWhoseTurnItIs(t *testing.T) {
 		comes(s, "aa", 3)
 		time.Sleep(800 * time.Millisecond)
 
-		r := listen(t, i, "/api/events?source=one")
+		r := listen(t, i, "/api/v1/events?source=one")
 		var detail struct {
 			Turns turns
 		}
@@ -107,7 +107,7 @@ func TestAStreamTellsWhoseTurnItIs(t *testing.T) {
 		for e.name != "detail" {
 			e = r.next()
 		}
-		checkEvent(t, doc, doc.Paths["/api/events"]["get"].Events, e)
+		checkEvent(t, doc, doc.Paths["/api/v1/events"]["get"].Events, e)
 		for range 2 {
 			r.until("detail", &detail)
 		}
@@ -119,7 +119,7 @@ func TestAStreamTellsWhoseTurnItIs(t *testing.T) {
 		time.Sleep(1100 * time.Millisecond) // Samples are taken at whole seconds.
 		require.NoError(t, s.For("ccc").WaitN(t.Context(), 2), "it finds no line")
 		time.Sleep(time.Second)
-		answer := turnsOf(t, doc, i, "/api/keys/one/?max=2")
+		answer := turnsOf(t, doc, i, "/api/v1/keys/one/?max=2")
 		require.Equal(t, []string{"b: 0, left [0 3 4 1 0]", "aa: 0, left [0 1 0 0 0]"}, answer.text(began))
 		require.Equal(t, 1, answer.Others.DepartedSum)
 		require.Equal(t, 2, answer.Others.DepartedCost)
@@ -128,7 +128,7 @@ func TestAStreamTellsWhoseTurnItIs(t *testing.T) {
 		r.cancel()
 		<-r.ended
 		time.Sleep(61 * time.Second)
-		require.Empty(t, turnsOf(t, doc, i, "/api/keys/one/").Rows, "nothing is noted while nobody looks")
+		require.Empty(t, turnsOf(t, doc, i, "/api/v1/keys/one/").Rows, "nothing is noted while nobody looks")
 	})
 }
 
@@ -150,7 +150,7 @@ func TestMadeUpKeysDoNotHideWhoFillsTheLine(t *testing.T) {
 		comes(s, "burst", 90)
 		comes(s, "heavy", 80)
 
-		answer := turnsOf(t, doc, i, "/api/keys/one/")
+		answer := turnsOf(t, doc, i, "/api/v1/keys/one/")
 		require.Equal(t, 3002, answer.Keys)
 		require.Equal(t, 3002-24, answer.Others.Keys)
 		require.Len(t, answer.Rows, 24)
@@ -163,13 +163,13 @@ func TestMadeUpKeysDoNotHideWhoFillsTheLine(t *testing.T) {
 			require.True(t, r.Cut)
 			require.Len(t, r.Key, 256)
 		}
-		listed := ask(i, "/api/keys/one/?max=64")
+		listed := ask(i, "/api/v1/keys/one/?max=64")
 		require.Less(t, listed.Body.Len(), 64*1024)
-		require.Less(t, ask(i, "/api/line/one/?max=1").Body.Len(), 1000)
-		require.Equal(t, http.StatusBadRequest, ask(i, "/api/keys/one/?max=65").Code)
+		require.Less(t, ask(i, "/api/v1/line/one/?max=1").Body.Len(), 1000)
+		require.Equal(t, http.StatusBadRequest, ask(i, "/api/v1/keys/one/?max=65").Code)
 
 		time.Sleep(2500 * time.Millisecond) // 80 requests of heavy have left, and 119 others, until the latest sample.
-		answer = turnsOf(t, doc, i, "/api/keys/one/")
+		answer = turnsOf(t, doc, i, "/api/v1/keys/one/")
 		mover := answer.Rows[16]
 		require.Equal(t, "heavy", mover.Key, "the last third is of keys of which most have left")
 		require.Equal(t, 0, mover.Waiting)
@@ -195,15 +195,15 @@ func TestOnlyAShaperWithFairQueueHasTurns(t *testing.T) {
 		i.Add("one", inspect.Of(s))
 		i.Add("many", inspect.OfGroup(groupOf(t, "1/s")))
 		burst(s, 5)
-		require.Equal(t, http.StatusNotFound, ask(i, "/api/keys/one/").Code)
-		require.Equal(t, http.StatusNotFound, ask(i, "/api/keys/many/x").Code)
-		require.NotContains(t, ask(i, "/api/buckets/one/").Body.String(), `"key":null`)
+		require.Equal(t, http.StatusNotFound, ask(i, "/api/v1/keys/one/").Code)
+		require.Equal(t, http.StatusNotFound, ask(i, "/api/v1/keys/many/x").Code)
+		require.NotContains(t, ask(i, "/api/v1/buckets/one/").Body.String(), `"key":null`)
 		var line struct{ Line []map[string]any }
-		require.NoError(t, json.Unmarshal(ask(i, "/api/line/one/").Body.Bytes(), &line))
+		require.NoError(t, json.Unmarshal(ask(i, "/api/v1/line/one/").Body.Bytes(), &line))
 		require.Len(t, line.Line, 2)
 		require.NotContains(t, line.Line[0], "key")
 		var detail map[string]any
-		listen(t, i, "/api/events?source=one").until("detail", &detail)
+		listen(t, i, "/api/v1/events?source=one").until("detail", &detail)
 		require.NotContains(t, detail, "turns")
 	})
 }
@@ -263,7 +263,7 @@ func TestTurnsGoWithAllElse(t *testing.T) {
 					}()
 					synctest.Wait()
 				}
-				got := turnsOf(t, doc, i, "/api/keys/one/")
+				got := turnsOf(t, doc, i, "/api/v1/keys/one/")
 				var rows []string
 				for _, r := range got.Rows {
 					rows = append(rows, fmt.Sprintf("%s: %d", r.Key, r.Waiting))
@@ -273,7 +273,7 @@ func TestTurnsGoWithAllElse(t *testing.T) {
 					(<-ends)()
 				}
 				time.Sleep(time.Second)
-				got = turnsOf(t, doc, i, "/api/keys/one/")
+				got = turnsOf(t, doc, i, "/api/v1/keys/one/")
 				require.Equal(t, 0, got.Waiting)
 				require.Equal(t, 3, countOf(got.Rows, 1), "the first left before anybody looked")
 				require.NoError(t, s.Close())
@@ -299,7 +299,7 @@ func TestWhatIfSaysThatItKnowsNoTurns(t *testing.T) {
 			}
 			Notes []string
 		}) {
-			w := c.call(http.MethodGet, "/api/what-if?source=one&limits=1/s%20depth%20100", "")
+			w := c.call(http.MethodGet, "/api/v1/what-if?source=one&limits=1/s%20depth%20100", "")
 			require.Equal(t, http.StatusOK, w.Code, w.Body)
 			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
 			return answer
