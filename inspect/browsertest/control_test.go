@@ -41,7 +41,7 @@ func TestWithTheTokenLimitsChangeAndComeBack(t *testing.T) {
 	p.click("#limits button:not([type=button])")
 	result("with a wrong one", "wrong")
 	require.Equal(t, before, u.Limits())
-	require.Equal(t, []post{{"/api/limits", s.origin(), s.listen, http.StatusUnauthorized}}, s.postsSoFar())
+	require.Equal(t, []post{{"/api/v1/limits", s.origin(), s.listen, http.StatusUnauthorized}}, s.postsSoFar())
 
 	p.set("#token", token)
 	p.click("#limits button:not([type=button])")
@@ -73,7 +73,7 @@ func TestWithoutControlNothingCanBeChanged(t *testing.T) {
 	p := s.openPage(t, linkTo("source", "upstream"))
 	p.awaitTrue("there are no forms for it", `!document.querySelector("#control")?.checkVisibility()`)
 	p.expect("40[345]")
-	status := eval[int](p, fmt.Sprintf(`fetch("/api/limits", {method: "POST", headers: {"Content-Type": "application/json", "Authorization": "Bearer "},
+	status := eval[int](p, fmt.Sprintf(`fetch("/api/v1/limits", {method: "POST", headers: {"Content-Type": "application/json", "Authorization": "Bearer "},
 		body: %s}).then(r => r.status)`, js(`{"source":"upstream","key":"","limits":"7/s","for":"10m"}`)))
 	require.Contains(t, []int{http.StatusForbidden, http.StatusNotFound, http.StatusUnauthorized}, status)
 	require.Equal(t, before, u.Limits())
@@ -143,10 +143,10 @@ func TestAReboundNameIsRefused(t *testing.T) {
 	p.open(rebound)
 	require.NotContains(t, eval[string](p, text("body")), "secret-key")
 	for _, attempt := range []string{
-		`fetch("/api/buckets")`,
-		`fetch("/api/events")`,
+		`fetch("/api/v1/buckets")`,
+		`fetch("/api/v1/events")`,
 		`fetch("/web/app.js")`,
-		fmt.Sprintf(`fetch("/api/hold", {method: "POST", headers: {"Content-Type": "application/json", Authorization: "Bearer %s"}, body: '{"source":"upstream","key":"","for":"10m"}'})`, token),
+		fmt.Sprintf(`fetch("/api/v1/hold", {method: "POST", headers: {"Content-Type": "application/json", Authorization: "Bearer %s"}, body: '{"source":"upstream","key":"","for":"10m"}'})`, token),
 	} {
 		require.Contains(t, []int{http.StatusMisdirectedRequest, http.StatusForbidden}, eval[int](p, attempt+".then(r => r.status)"), attempt)
 	}

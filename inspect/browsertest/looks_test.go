@@ -3,6 +3,8 @@ package browsertest_test
 import (
 	"testing"
 
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
@@ -24,9 +26,9 @@ func busy(t *testing.T) *scene {
 // views are what people look at, by name.
 var views = map[string]string{
 	"the line":       linkTo("source", "upstream"),
-	"a bucket":       linkTo("source", "clients", "key", "message_send:07", "prefix", "message", "filter", "waiting"),
+	"a bucket":       linkTo("source", "clients", "key", "message_send:07", "contains", "message", "filter", "waiting"),
 	"a dry run":      linkTo("source", "shadow", "key", "would:be"),
-	"a gone bucket":  linkTo("source", "clients", "key", "nobody", "prefix", "nobody"),
+	"a gone bucket":  linkTo("source", "clients", "key", "nobody", "contains", "nobody"),
 	"a whole source": linkTo("source", "clients"),
 }
 
@@ -102,4 +104,44 @@ func TestReducedMotionIsHeeded(t *testing.T) {
 	}).map(e => e.outerHTML.slice(0, 100))`
 	require.Empty(t, eval[[]string](p, moving))
 	require.Equal(t, "auto", eval[string](p, "getComputedStyle(document.documentElement).scrollBehavior"))
+}
+
+// The browser replaces the colors of texts by the reader's own. What the page draws by itself must
+// take them as well, and must not become one area of one color.
+func TestForcedColorsLeaveTheChartsReadable(t *testing.T) {
+	t.Parallel()
+	s := busy(t)
+	p := newTab(t, s.address(""))
+	for _, scheme := range []string{"light", "dark"} {
+		p.prefers("forced-colors", "active", "prefers-color-scheme", scheme)
+		s.look(p, "the line")
+		drawn := eval[map[string]string](p, `import("/web/theme.js").then(theme => ({...theme.colors(), ground: getComputedStyle(document.body).backgroundColor, text: getComputedStyle(document.body).color}))`)
+		require.Equal(t, drawn["text"], drawn["departures"], "%s", scheme)
+		require.NotEqual(t, drawn["ground"], drawn["text"])
+		require.NotEqual(t, drawn["arrivals"], drawn["departures"])
+		for _, name := range []string{"arrivals", "refusals", "gave-up", "line"} {
+			require.NotEqual(t, drawn["ground"], drawn[name], name)
+			if fill, ok := drawn[name+"-fill"]; ok {
+				require.NotEqual(t, drawn[name], fill, name)
+			}
+		}
+		p.shoot("forced colors " + scheme)
+	}
+}
+
+// On paper nothing can be pressed, and nothing is cut off.
+func TestThePageIsPrintedWithoutItsControls(t *testing.T) {
+	t.Parallel()
+	s := busy(t)
+	p := newTab(t, s.address(""))
+	p.prefers("prefers-color-scheme", "dark")
+	s.look(p, "the line")
+	p.do(call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"}), chromedp.EmulateViewport(718, 1000))
+	p.awaitTrue("it is drawn in the colors of paper", `import("/web/theme.js").then(theme => theme.colors().departures === "rgb(0, 122, 90)")`)
+	require.Empty(t, eval[[]string](p, `[...document.querySelectorAll("button, input, select")].filter(e => e.checkVisibility() && !e.closest("thead")).map(e => e.outerHTML.slice(0, 100))`))
+	require.Empty(t, eval[[]string](p, `[...document.querySelectorAll(".card canvas, .card svg, .card p, #tiles li, table")].filter(e => {
+		const inner = e.getBoundingClientRect(), outer = (e.closest(".card") ?? document.body).getBoundingClientRect();
+		return inner.height > 0 && (inner.bottom > outer.bottom + 1 || inner.right > outer.right + 1);
+	}).map(e => e.outerHTML.slice(0, 100))`))
+	p.shoot("print")
 }

@@ -88,7 +88,7 @@ func (s *scene) stop() {
 
 // ServeHTTP is the Inspector's, with an account of what passes through.
 func (s *scene) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	stream := r.URL.Path == "/api/events"
+	stream := r.URL.Path == "/api/v1/events"
 	watched := &response{ResponseWriter: w, status: http.StatusOK}
 	if stream {
 		watched.wrote = func(n int) { s.count(func() { s.sent += n }) }
@@ -112,7 +112,7 @@ func (s *scene) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if broken {
 		panic(http.ErrAbortHandler)
 	}
-	if heldBack != nil && r.URL.Path == "/api/buckets" {
+	if heldBack != nil && r.URL.Path == "/api/v1/buckets" {
 		watched.begins = func(status int) {
 			if status == http.StatusNotFound {
 				<-heldBack

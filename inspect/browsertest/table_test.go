@@ -203,13 +203,22 @@ func TestFiltersShowWhatMatchesAndNothingElse(t *testing.T) {
 		p.awaitRows("without "+name, all("would:be"))
 	}
 
-	p.do(chromedp.SendKeys(chromedp.CSS("#prefix"), "message_send:0"))
+	p.do(chromedp.SendKeys(chromedp.CSS("#contains"), "message_send:0"))
 	starts := func(key string, _ shaper.Stats) bool { return strings.HasPrefix(key, "message_send:0") }
-	p.awaitRows("prefix", of(starts))
+	p.awaitRows("search", of(starts))
 	p.click("#filters button[data-filter=waiting]")
-	p.awaitRows("prefix and line", of(func(key string, st shaper.Stats) bool { return starts(key, st) && st.Waiting > 0 }))
-	p.do(chromedp.SendKeys(chromedp.CSS("#prefix"), "nobody"))
-	p.awaitRows("a prefix that no key has", nil)
+	p.awaitRows("search and line", of(func(key string, st shaper.Stats) bool { return starts(key, st) && st.Waiting > 0 }))
+	p.set("#contains", "end:1")
+	inside := func(key string, _ shaper.Stats) bool { return strings.Contains(key, "end:1") }
+	p.awaitRows("inside of keys", of(func(key string, st shaper.Stats) bool { return inside(key, st) && st.Waiting > 0 }))
+	for _, kind := range []string{"csv", "json"} {
+		file := eval[string](p, `fetch(document.querySelector("#`+kind+`").href).then(answer => answer.text())`)
+		for key, st := range statsOf(g) {
+			require.Equal(t, inside(key, st) && st.Waiting > 0, strings.Contains(file, key), "%s: %s", kind, file)
+		}
+	}
+	p.do(chromedp.SendKeys(chromedp.CSS("#contains"), "nobody"))
+	p.awaitRows("a text that no key has", nil)
 }
 
 func TestPagesShowEveryKeyOnce(t *testing.T) {
@@ -240,7 +249,7 @@ func TestARowOpensItsBucket(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	g := crowd(s, 20)
-	p := s.openPage(t, linkTo("sort", "key", "prefix", "message_send"))
+	p := s.openPage(t, linkTo("sort", "key", "contains", "message_send"))
 	const key = "message_send:07"
 	p.awaitTrue("its row is there", `document.querySelector(`+js(linkOf(key))+`)`)
 	p.click(linkOf(key))
@@ -251,5 +260,5 @@ func TestARowOpensItsBucket(t *testing.T) {
 		return strings.Contains(detail, "rule of message_send") && strings.Contains(detail, "limits.yaml:7")
 	})
 	require.Equal(t, key, eval[string](p, `new URLSearchParams(location.search).get("key")`))
-	require.Equal(t, "message_send", eval[string](p, `new URLSearchParams(location.search).get("prefix")`), "the list stays as it is")
+	require.Equal(t, "message_send", eval[string](p, `new URLSearchParams(location.search).get("contains")`), "the list stays as it is")
 }

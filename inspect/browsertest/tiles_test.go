@@ -16,7 +16,7 @@ import (
 func (s *scene) telling(told func() string) (address string) {
 	ended := make(chan struct{})
 	address = serve(s.t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/api/events" {
+		if r.URL.Path != "/api/v1/events" {
 			s.inspector.ServeHTTP(w, r)
 			return
 		}
@@ -73,7 +73,8 @@ func TestTheTilesDoNotOverlapWhateverTheirFigures(t *testing.T) {
 	for _, dry := range []bool{false, true} {
 		for _, f := range []float64{0.3, 2000, 23_456, 100_000} {
 			point := map[string]any{"at_ms": time.Now().UnixMilli(), "arrivals": f, "departures": f, "refusals": f, "abandoned": f,
-				"waiting": f, "level": f, "in_flight": f, "rate": 0.3 * f, "depth": f, "held": false, "dry_run": dry}
+				"waiting": f, "level": f, "in_flight": f, "rate": 0.3 * f, "depth": f, "held": false, "dry_run": dry,
+				"brief": map[string]any{"over_s": 0.1, "arrivals": 9 * f, "departures": f, "refusals": f, "abandoned": f}}
 			told = event("hello", hello) + event("history", map[string]any{"step_s": 0.25, "points": []any{point, point}})
 			p.open(address)
 			p.awaitTrue("the figures are there", `document.querySelector("[data-tile=arrivals] .number").textContent !== "–"`)

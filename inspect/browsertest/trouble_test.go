@@ -41,7 +41,7 @@ func TestAListThatFailsBelowHTTPIsToldAndReadAgain(t *testing.T) {
 	p := s.openPage(t, "")
 	await(p, "the list is read", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "before") })
 	p.expect("net::ERR_")
-	s.count(func() { s.broken = "/api/buckets" })
+	s.count(func() { s.broken = "/api/v1/buckets" })
 	await(p, "the page says so", text("#reports"), func(shown string) bool {
 		return strings.Contains(shown, "The table could not be read: no answer. Its rows are as they were at ")
 	})
@@ -60,7 +60,7 @@ func TestAListThatIsNoListIsTold(t *testing.T) {
 	s := newScene(t)
 	s.shaper("upstream", "50/s depth 100")
 	address := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/api/buckets" {
+		if r.URL.Path == "/api/v1/buckets" {
 			io.WriteString(w, "<p>Sign in</p>")
 			return
 		}
@@ -180,7 +180,7 @@ func TestTheTableComesIfItsSourceOvertakesTheAnswer(t *testing.T) {
 	p := newTab(t, s.address(""))
 	p.expect("404")
 	p.open(s.address(linkTo("in", "later")))
-	realtime.Until(t, func() bool { return p.sent("api/buckets") > 0 }, "the page asks for the buckets")
+	realtime.Until(t, func() bool { return p.sent("api/v1/buckets") > 0 }, "the page asks for the buckets")
 	p.awaitTrue("the stream is open", `document.querySelector("#story").textContent !== ""`)
 	s.group("later", "1/h").Allow("late-key")
 	await(p, "it has heard of the other source", text("#sources"), func(shown string) bool { return strings.Contains(shown, "later") })
@@ -200,7 +200,7 @@ func TestWithoutScriptTheTableAndItsFiltersAreThere(t *testing.T) {
 		p.awaitRows(what, want)
 	}
 	at("at once", sorted(statsOf(g), "key", everything))
-	p.do(chromedp.SendKeys(chromedp.CSS("#prefix"), "message_send"), chromedp.Submit(chromedp.CSS("#prefix")))
+	p.do(chromedp.SendKeys(chromedp.CSS("#contains"), "message_send"), chromedp.Submit(chromedp.CSS("#contains")))
 	messages := func(key string, _ shaper.Stats) bool { return strings.HasPrefix(key, "message_send") }
 	at("with a prefix", sorted(statsOf(g), "key", messages))
 	p.click("#filters [data-filter=waiting]")

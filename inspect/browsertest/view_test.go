@@ -14,6 +14,7 @@ import (
 
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
 )
 
 func TestALinkRestoresTheView(t *testing.T) {
@@ -25,10 +26,10 @@ func TestALinkRestoresTheView(t *testing.T) {
 		return strings.HasPrefix(key, "message_send") && st.Waiting > 0
 	})
 	require.NotEmpty(t, want)
-	p := s.openPage(t, linkTo("source", "clients", "key", "message_send:07", "prefix", "message_send", "filter", "waiting", "sort", "-key"))
+	p := s.openPage(t, linkTo("source", "clients", "key", "message_send:07", "contains", "message_send", "filter", "waiting", "sort", "-key"))
 	p.awaitRows("the list of the link", want)
 	require.Contains(t, eval[string](p, text("#selected")), "message_send:07")
-	require.Equal(t, "message_send", eval[string](p, `document.querySelector("#prefix").value`))
+	require.Equal(t, "message_send", eval[string](p, `document.querySelector("#contains").value`))
 	require.Equal(t, []string{"waiting"}, eval[[]string](p, `[...document.querySelectorAll("#filters [data-filter][aria-pressed=true]")].map(b => b.dataset.filter)`))
 	require.Equal(t, "descending", eval[string](p, `document.querySelector("#buckets [data-sort=key]").closest("th").ariaSort`))
 }
@@ -58,12 +59,77 @@ func TestBackAndForwardGoThroughWhatWasLookedAt(t *testing.T) {
 	p.awaitRows("and filters again", waiting)
 }
 
+// A link to a moment shows the charts as they were then, to whoever opens it within the hour.
+func TestALinkToAMomentShowsIt(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "1/h depth 1000")
+	now := time.Now().Truncate(time.Second)
+	point := func(before time.Duration, waiting int) map[string]any {
+		return map[string]any{"at_ms": now.Add(-before).UnixMilli(), "arrivals": waiting, "departures": 0, "refusals": 0, "abandoned": 0,
+			"brief":   map[string]any{"over_s": 0.1, "arrivals": 10 * waiting, "departures": 0, "refusals": 0, "abandoned": 0},
+			"waiting": waiting, "level": 1, "in_flight": 0, "rate": 1.0 / 3600, "depth": 1000, "held": false, "dry_run": false}
+	}
+	address := s.telling(func() string {
+		return event("hello", map[string]any{
+			"at": now, "title": "", "control": false, "reports": []any{}, "changes": []any{},
+			"sources": []any{map[string]any{"name": "upstream", "kind": "shaper"}}, "selected": map[string]any{"source": "upstream", "key": "", "id": ""},
+		}) + event("history", map[string]any{"step_s": 0.1, "points": []any{point(time.Second, 11), point(0, 22)},
+			"long_step_s": 10, "long": []any{point(50*time.Minute, 33), point(20*time.Minute, 44), point(10*time.Minute, 55)}}) +
+			event("detail", map[string]any{"bucket": nil, "histograms": map[string]any{}})
+	})
+	p := newTab(t, address)
+	p.open(address)
+	await(p, "now", figure("waiting"), func(n float64) bool { return n == 22 })
+	p.described("of the last minute", "#chart-rate", `last 60 seconds. Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] == 220 })
+	p.click("[data-span=hour]")
+	p.described("of the last hour", "#chart-rate", `last hour. Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] == 550 })
+	p.click("#pause")
+	p.awaitTrue("the address has the instant", `new URLSearchParams(location.search).get("at") === `+js(now.UTC().Format("2006-01-02T15:04:05.000Z")))
+
+	p.open(address + linkTo("span", "hour", "paused", "1", "at", now.Add(-15*time.Minute).UTC().Format(time.RFC3339)))
+	await(p, "a quarter of an hour ago", figure("waiting"), func(n float64) bool { return n == 44 })
+	p.described("the hour before", "#chart-line", `last hour: up to ([\d.,]+), now ([\d.,]+)`, func(n []float64) bool { return n[0] == 44 && n[1] == 44 })
+	p.click("#pause")
+	await(p, "now again", figure("waiting"), func(n float64) bool { return n == 22 })
+
+	p.open(address + linkTo("at", now.Add(-2*time.Hour).UTC().Format(time.RFC3339)))
+	await(p, "too long ago", text("#story"), func(story string) bool { return strings.Contains(story, "is not known here") })
+	p.open("about:blank") // or the page would find that its server has gone
+}
+
+// Whoever is on call sees which source needs a look, also without seeing colors.
+func TestEachSourceHasAMark(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("resting", "1/h depth 9")
+	s.burst(s.shaper("busy", "1/h depth 9"), 5)
+	full := s.shaper("full", "1/h depth 3")
+	server := buckettest.NewMemory()
+	server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
+	alone := s.shaper("alone", "1/s depth 3", shaper.WithBucket(server, "k"))
+	s.requests.Go(func() {
+		for beat := time.NewTicker(time.Second); s.ctx.Err() == nil; <-beat.C {
+			s.burst(full, 5)
+			s.burst(alone, 1)
+		}
+	})
+	p := s.openPage(t, "")
+	await(p, "the marks", text("#sources"), func(shown string) bool {
+		return strings.Join(strings.Fields(shown), " ") == "resting at rest busy in line full refusing alone unavailable"
+	})
+	shapes := eval[[]string](p, `[...document.querySelectorAll("#sources .mark")].map(mark => (s => s.clipPath + s.borderRadius + (s.backgroundColor === "rgba(0, 0, 0, 0)"))(getComputedStyle(mark)))`)
+	require.Len(t, slices.Compact(slices.Sorted(slices.Values(shapes))), 4, "they differ by more than their color")
+	require.Empty(t, p.violations())
+	p.shoot("marks")
+}
+
 func TestAPausedPageAsksForNothing(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	u := s.shaper("upstream", "20/s depth 100")
 	p := s.openPage(t, "")
-	lists := func() int { return p.sent("/api/buckets\\?") }
+	lists := func() int { return p.sent("/api/v1/buckets\\?") }
 	realtime.Until(t, func() bool { return lists() > 0 }, "the page asks for a list")
 	// The first interval is looked at from its middle, so the next one counts too: with too
 	// short a pace a page that is not paused would not ask below, either.
@@ -111,7 +177,7 @@ func TestTheKeyboardReachesABucket(t *testing.T) {
 			break
 		}
 	}
-	for _, want := range []string{"prefix", "waiting", "half", "refusing", "dry_run", "pause", "key", "row"} {
+	for _, want := range []string{"contains", "waiting", "half", "refusing", "dry_run", "pause", "key", "row"} {
 		require.True(t, slices.Contains(reached, want), "%s is not among %q", want, reached)
 	}
 	p.do(chromedp.KeyEvent(kb.Enter))
@@ -158,11 +224,11 @@ func TestAKeyThatIsTooLongToFollowIsAskedForOnce(t *testing.T) {
 	p.open(s.address(linkTo("source", "clients", "key", key)))
 	await(p, "the page says so", text("#reports"), func(shown string) bool { return strings.Contains(shown, "must be at most 8192 bytes") })
 	await(p, "its detail is there", text("#detail"), func(shown string) bool { return strings.Contains(shown, "limits.yaml") })
-	asked, lists := p.sent("/api/events"), p.sent("/api/buckets\\?")
+	asked, lists := p.sent("/api/v1/events"), p.sent("/api/v1/buckets\\?")
 	g.Allow("another")
 	await(p, "the table goes on", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "another") })
-	realtime.Until(t, func() bool { return p.sent("/api/buckets\\?") >= lists+3 }, "several lists are read")
-	require.Equal(t, asked, p.sent("/api/events"))
+	realtime.Until(t, func() bool { return p.sent("/api/v1/buckets\\?") >= lists+3 }, "several lists are read")
+	require.Equal(t, asked, p.sent("/api/v1/events"))
 	require.NotContains(t, eval[string](p, text("#reports")), "Next try")
 	p.shoot("too long")
 	p.click(linkOf("another"))
@@ -190,7 +256,7 @@ func TestTheRowOfTheOpenBucketSaysWhatItsTilesSay(t *testing.T) {
 	p := newTab(t, address)
 	p.open(address)
 	await(p, "the tile", figure("waiting"), func(n float64) bool { return n == 49 })
-	realtime.Until(t, func() bool { return p.sent("/api/buckets\\?") >= 3 }, "several lists have said that nobody waits")
+	realtime.Until(t, func() bool { return p.sent("/api/v1/buckets\\?") >= 3 }, "several lists have said that nobody waits")
 	await(p, "the row", text("#buckets tbody tr"), func(shown string) bool { return strings.Contains(shown, "50 %\t49") })
 }
 

@@ -8,11 +8,16 @@ export class ApiError extends Error {
   }
 }
 
-/** GET, JSON. Values that are null are left out of the query; an empty one may be the id of the empty key. */
-export async function get(path, query = {}, signal) {
+/** A path with a query. Values that are null are left out; an empty one may be the id of the empty key. */
+export function addressOf(path, query) {
   const pairs = Object.entries(query).filter(([, value]) => value != null);
   const search = pairs.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
-  return answer(await fetch(search ? `${path}${path.includes("?") ? "&" : "?"}${search}` : path, { signal, headers: { Accept: "application/json" } }));
+  return search ? `${path}?${search}` : path;
+}
+
+/** GET, JSON. */
+export async function get(path, query = {}, signal) {
+  return answer(await fetch(addressOf(path, query), { signal, headers: { Accept: "application/json" } }));
 }
 
 /** POST, JSON, with a bearer token. */

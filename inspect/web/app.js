@@ -4,7 +4,7 @@
 import { Changes, Control } from "./control.js";
 import { Charts } from "./charts.js";
 import { Detail } from "./detail.js";
-import { History } from "./history.js";
+import { History, spans } from "./history.js";
 import { SpacingHistogram, WaitHistogram } from "./histogram.js";
 import { Picture } from "./picture.js";
 import { Quota } from "./quota.js";
@@ -17,7 +17,7 @@ import { WhatIf } from "./whatif.js";
 import { byId, fill, make, nameOf, setAttribute, setText } from "./dom.js";
 import { fromServer, go, href, onChange, view } from "./url.js";
 import { onThemeChange } from "./theme.js";
-import { rate } from "./format.js";
+import { clock, rate } from "./format.js";
 import { story } from "./story.js";
 
 const recent = new History();
@@ -42,7 +42,7 @@ const quota = new Quota(turns);
 const whatIf = new WhatIf();
 const control = new Control();
 const changes = new Changes((inForce) => control.learn(inForce), isShaper);
-const stream = new Stream(receive, connected);
+const stream = new Stream(receive, connected, () => recent.latest?.at_ms);
 
 let sources = [];
 let selected = { source: view.source, id: view.id };
@@ -79,15 +79,19 @@ function receive(event, data) {
       showSelected();
       break;
     case "history":
-      recent.set(data.points ?? []);
+      recent.add(data.points ?? [], data.long ?? []);
       showFrame();
       showSlowly();
       break;
     case "frame":
-      recent.push(data);
+      if (data.at_ms < recent.latest?.at_ms) recent.clear(); // The server's clock was set back.
+      recent.add([data], []);
       frames++;
-      showFrame();
-      if (frames % 4 === 0) showSlowly();
+      if (frames % 2 === 0) showFrame(); // Five times a second is enough for eyes, and for batteries.
+      if (frames % 10 === 0) showSlowly();
+      break;
+    case "step":
+      recent.add([], [data]);
       break;
     case "detail":
       showDetail(data);
@@ -135,11 +139,11 @@ function isBucket() {
 function showFrame() {
   const { last } = recent;
   if (last) reports.latest = last.at_ms;
-  byId("now").classList.toggle("waiting-for-data", !last);
+  byId("now").classList.toggle("waiting-for-data", !recent.latest);
   charts.draw();
   tiles.show(bucket, !isBucket());
   picture.show(last, bucket);
-  table.follow(last && bucket && isBucket() ? { ...bucket, ...levelAt(last) } : null);
+  table.follow(last && view.at == null && bucket && isBucket() ? { ...bucket, ...levelAt(last) } : null);
   showStory(false);
 }
 
@@ -156,12 +160,13 @@ function showSlowly() {
   const dry = recent.last?.dry_run ?? false;
   byId("dry-run").hidden = !dry;
   document.body.classList.toggle("dry", dry);
-  if (frames % 20 === 0) charts.describe();
+  if (frames % 50 === 0) charts.describe();
 }
 
 /** Shows the story: at once if it is another one, and its figures once a second. */
 function showStory(figures) {
-  const text = sources.length === 0 ? "The program adds its shapers and groups to the inspector." : story(recent.last, bucket, isBucket(), isClosed(selected.source));
+  const forgotten = recent.at != null && recent.latest && !recent.last;
+  const text = forgotten ? `How things were at ${clock(recent.at)} is not known here: the history is of the last hour at most.` : sources.length === 0 ? "The program adds its shapers and groups to the inspector." : story(recent.last, bucket, isBucket(), isClosed(selected.source));
   const beginning = (words) => words.slice(0, 12);
   if (figures || beginning(text) !== beginning(byId("story").textContent)) setText(byId("story"), text);
 }
@@ -184,13 +189,13 @@ function showSelected() {
   const nav = byId("sources");
   nav.hidden = sources.length < 2;
   fill(nav, sources.map((each) => make("a", {
-    href: href({ source: each.name, id: null }), text: each.name, "aria-current": each.name === source ? "true" : null,
+    href: href({ source: each.name, id: null }), "aria-current": each.name === source ? "true" : null, "data-health": healthOf(each),
     onclick: (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
       go({ source: each.name, id: null });
     },
-  })));
+  }, make("i", { class: "mark", "aria-hidden": "true" }), make("span", { class: "name", text: each.name }), " ", make("span", { class: "health", text: healthWords(each) }))));
   table.select(source, id ?? (isShaper(source) ? "" : null));
   const isKey = id != null && !isShaper(source);
   const name = isKey ? nameOf(id) : source ?? "No source yet";
@@ -201,6 +206,14 @@ function showSelected() {
   document.title = source == null ? pageTitle : `${name} · ${pageTitle}`;
   if (!isBucket()) return detail.close();
   for (const part of [detail, whatIf, control]) part.open(source, id ?? "");
+}
+
+const healthOf = (source) => (source.closed ? "closed" : source.health ?? "rest");
+
+/** How a source does, for those who do not tell the marks apart by their color or shape. */
+function healthWords(source) {
+  const words = { rest: "at rest", line: "in line", refusing: source.dry_run ? "would refuse" : "refusing", unavailable: "unavailable", closed: "closed" };
+  return words[healthOf(source)];
 }
 
 const pageTitle = document.title;
@@ -224,6 +237,16 @@ function stop() {
   connected(view.paused ? "paused" : "hidden");
 }
 
+/** Shows the time of the view: the last minute or the last hour, until now or until the instant of a link. */
+function showTime() {
+  recent.show(spans[view.span], view.at);
+  for (const button of document.querySelectorAll("[data-span]")) setAttribute(button, "aria-pressed", button.dataset.span === view.span);
+  if (!recent.latest) return;
+  showFrame();
+  showSlowly();
+  charts.describe();
+}
+
 /** Shows what the view is of now. While paused that is one look. */
 function look() {
   stream.open(view.source, view.id);
@@ -235,7 +258,7 @@ onChange((now, before) => {
   if (moved) {
     selected = { source: now.source, id: now.id };
     bucket = null;
-    recent.set([]);
+    recent.clear();
     turns.clear();
     quota.show(null);
     table.follow(null);
@@ -245,13 +268,17 @@ onChange((now, before) => {
     byId("now").scrollIntoView({ block: "start", behavior: smooth ? "smooth" : "auto" });
   }
   table.showControls();
+  if (now.span !== before.span || now.at !== before.at) showTime();
   if (now.paused !== before.paused) run();
   else if (moved) look();
   else table.read({ announced: true });
 });
 
-byId("pause").addEventListener("click", () => go({ paused: !view.paused }, { replace: true }));
+// The address of a paused page has the instant, so that others see by it what was seen here.
+byId("pause").addEventListener("click", () => go({ paused: !view.paused, at: view.paused ? null : recent.latest?.at_ms ?? null }, { replace: true }));
+for (const button of document.querySelectorAll("[data-span]")) button.addEventListener("click", () => go({ span: button.dataset.span }));
 document.addEventListener("visibilitychange", run);
 onThemeChange(() => charts.repaint());
+showTime();
 run();
 if (view.paused && !document.hidden) look();

@@ -1,12 +1,14 @@
-// The two charts of the last 60 seconds, one above the other with one time axis:
+// The two charts of the last minute or hour, one above the other with one time axis:
 // requests per second, and the line.
 
 import { byId, part, setAttribute, setText } from "./dom.js";
 import { colors } from "./theme.js";
-import { number, rate } from "./format.js";
+import { clock, number, rate } from "./format.js";
+import { spans, valueAt } from "./history.js";
 
 const axisWidth = 52;
 const dotted = [2, 4];
+const rates = ["arrivals", "departures", "refusals", "abandoned"];
 
 /** A round number not below x, for the upper end of an axis. */
 function roundUp(x) {
@@ -32,11 +34,13 @@ export class Charts {
     this.dryRun = false;
     this.rate = this.plot("chart-rate", [
       { field: "arrivals", color: "arrivals", fill: true, width: 1.25 },
+      { field: "arrivals_most", color: "arrivals", width: 1, sparse: true },
       { field: "refusals", color: "refusals", dash: [6, 4], width: 1.75, sparse: true },
       { field: "abandoned", color: "gave-up", dash: [8, 3, 2, 3], width: 1.75, sparse: true },
       { field: "departures", color: "departures", width: 2.5 },
+      { field: "departures_most", color: "departures", width: 1, sparse: true },
       { field: "rate", color: "departures", dash: dotted, width: 1.5, stepped: true },
-    ], { bound: "rate", measured: ["arrivals", "refusals", "abandoned", "departures"], boundText: (x) => `drain rate ${rate(x)}`, times: false });
+    ], { bound: "rate", measured: ["arrivals", "arrivals_most", "refusals", "abandoned", "departures", "departures_most"], boundText: (x) => `drain rate ${rate(x)}`, times: false });
     this.line = this.plot("chart-line", [
       { field: "waiting", color: "line", fill: true, width: 2 },
       { field: "depth", color: "line", dash: dotted, width: 1.5, stepped: true },
@@ -46,7 +50,8 @@ export class Charts {
   plot(id, series, { bound, measured, boundText, times }) {
     const place = byId(id);
     const height = () => place.clientHeight;
-    const upper = () => upperEnd(this.history.max(...measured), this.history.max(bound) || this.history.last?.[bound]);
+    const path = (field) => this.pathOf(field);
+    const upper = () => upperEnd(this.history.max(...measured.map(path).filter(Boolean)), this.history.max(bound) || this.history.last?.[bound]);
     const grid = { stroke: () => colors().grid, width: 1 };
     const text = { stroke: () => colors().muted, font: "12px system-ui, sans-serif" };
     const plot = new globalThis.uPlot({
@@ -55,12 +60,12 @@ export class Charts {
       padding: [14, 14, times ? 0 : 6, 0],
       legend: { show: false },
       cursor: { sync: { key: "time" }, y: false, drag: { x: false, y: false }, points: { show: false } },
-      scales: { x: { time: false, range: () => [-60, 0] }, y: { range: () => [0, upper()] } },
+      scales: { x: { time: false, range: () => [-this.history.span, 0] }, y: { range: () => [0, upper()] } },
       axes: [
         {
           ...text, grid, ticks: { show: false }, size: times ? 26 : 4, gap: 6,
-          splits: () => [-60, -50, -40, -30, -20, -10, 0],
-          values: (_, splits) => splits.map((s) => (!times || (place.clientWidth < 480 && s % 20 !== 0) ? "" : s === 0 ? "now" : `−${-s} s`)),
+          splits: () => [-6, -5, -4, -3, -2, -1, 0].map((k) => (k * this.history.span) / 6),
+          values: (_, splits) => splits.map((s) => (!times || (place.clientWidth < 480 && (6 * s) % (2 * this.history.span) !== 0) ? "" : this.timeText(s))),
         },
         { ...text, grid, ticks: { show: false }, size: axisWidth, gap: 8, space: 36, values: (_, splits) => splits.map((y) => (Number.isInteger(y) || (!times && upper() < 3) ? number(y) : "")) },
       ],
@@ -82,11 +87,32 @@ export class Charts {
     return { plot, series };
   }
 
+  /**
+   * Where the history has a field of the charts. The last minute is of the shortest times that tell
+   * something, in which a burst is a burst; a step of the last hour has them as its greatest.
+   */
+  pathOf(field) {
+    const hour = this.history.span === spans.hour;
+    const [name, most] = field.split("_");
+    if (most) return hour ? `brief.${name}` : null;
+    return !hour && rates.includes(field) ? `brief.${field}` : field;
+  }
+
+  timeText(age) {
+    const { at, span } = this.history;
+    if (at != null) return clock(at + age * 1000);
+    return age === 0 ? "now" : span === spans.hour ? `−${-age / 60} min` : `−${-age} s`;
+  }
+
   /** Draws what the history holds. */
   draw() {
     const ages = this.history.ages();
     for (const { plot, series } of [this.rate, this.line]) {
-      plot.setData([ages, ...series.map((s) => s.sparse ? sparse(this.history.values(s.field)) : this.history.values(s.field))]);
+      plot.setData([ages, ...series.map(({ field, sparse: few }) => {
+        const path = this.pathOf(field);
+        const values = path ? this.history.values(path) : ages.map(() => null);
+        return few ? sparse(values) : values;
+      })]);
     }
     this.readOut(this.rate.plot.cursor.idx);
   }
@@ -98,7 +124,7 @@ export class Charts {
   }
 
   shadeHolds(u) {
-    const points = this.history.points;
+    const points = this.history.all;
     const ages = this.history.ages();
     const { ctx } = u;
     const scale = devicePixelRatio;
@@ -110,7 +136,7 @@ export class Charts {
       if (!points[i].held) continue;
       const first = i - 1;
       while (points[i + 1]?.held) i++;
-      const from = u.valToPos(Math.max(ages[first], -60), "x", true);
+      const from = u.valToPos(Math.max(ages[first], -this.history.span), "x", true);
       const width = u.valToPos(ages[i], "x", true) - from;
       ctx.fillStyle = colors().held;
       ctx.fillRect(from, u.bbox.top, width, u.bbox.height);
@@ -143,15 +169,18 @@ export class Charts {
 
   /** Shows in the legends the values under the pointer, or the latest. */
   readOut(index) {
-    const point = index == null ? this.history.last : this.history.points[index];
+    const point = index == null ? this.history.last : this.history.all[index];
     for (const item of document.querySelectorAll(".legend [data-series]")) {
-      const value = point?.[item.dataset.series];
-      const text = value == null ? "–" : item.dataset.series === "depth" || item.dataset.series === "waiting" ? number(value) : rate(value >= 9.95 && item.dataset.series !== "rate" ? Math.round(value) : value);
+      const { series } = item.dataset;
+      const path = index == null && !series.endsWith("_most") ? series : this.pathOf(series); // now is the last second, as in the tiles
+      const value = path && point ? valueAt(point, path) : null;
+      const text = value == null ? "–" : series === "depth" || series === "waiting" ? number(value) : rate(value >= 9.95 && series !== "rate" ? Math.round(value) : value);
       setText(part(item, "value"), text);
       item.hidden = value == null && point != null; // all of a group have no drain rate and no bound
     }
-    const age = point && this.history.last ? (this.history.last.at_ms - point.at_ms) / 1000 : 0;
-    setText(byId("readout"), age > 0 ? `${age.toFixed(1)} s ago` : "now");
+    const age = point ? (this.history.end - point.at_ms) / 1000 : 0;
+    const now = this.history.at == null ? "now" : `at ${clock(this.history.at)}`;
+    setText(byId("readout"), index == null || !(age > 0) ? now : this.history.at == null && age < 120 ? `${age.toFixed(1)} s ago` : `at ${clock(point.at_ms)}`);
   }
 
   /** Says in words what the charts show. It is called every few seconds, not with every frame. */
@@ -159,14 +188,16 @@ export class Charts {
     const { last } = this.history;
     if (!last) return;
     const refused = last.dry_run ? "that would be refused" : "refused";
+    const most = (field) => this.history.max(`brief.${field}`);
+    const span = this.history.span === spans.hour ? "last hour" : "last 60 seconds";
     const bound = last.rate == null ? "" : `; the drain rate is ${rate(last.rate)}`;
     setAttribute(byId("chart-rate"), "aria-label",
-      `Requests per second in the last 60 seconds. Arrivals: up to ${rate(this.history.max("arrivals"))}, now ${rate(last.arrivals)}. ` +
-      `Departures: up to ${rate(this.history.max("departures"))}, now ${rate(last.departures)}${bound}. ` +
-      `Requests ${refused}: up to ${rate(this.history.max("refusals"))}, now ${rate(last.refusals)}. ` +
-      `Given up: up to ${rate(this.history.max("abandoned"))}, now ${rate(last.abandoned)}.`);
+      `Requests per second in the ${span}. Arrivals: up to ${rate(most("arrivals"))}, now ${rate(last.arrivals)}. ` +
+      `Departures: up to ${rate(most("departures"))}, now ${rate(last.departures)}${bound}. ` +
+      `Requests ${refused}: up to ${rate(most("refusals"))}, now ${rate(last.refusals)}. ` +
+      `Given up: up to ${rate(most("abandoned"))}, now ${rate(last.abandoned)}.`);
     const depth = last.depth == null ? "" : ` The line is full at ${number(last.depth)}.`;
     setAttribute(byId("chart-line"), "aria-label",
-      `Requests in line in the last 60 seconds: up to ${number(this.history.max("waiting"))}, now ${number(last.waiting)}.${depth}`);
+      `Requests in line in the ${span}: up to ${number(this.history.max("waiting"))}, now ${number(last.waiting)}.${depth}`);
   }
 }

@@ -55,7 +55,7 @@ export class Control {
     const { source, id } = this;
     const elsewhere = () => source !== this.source || id !== this.id;
     try {
-      const answer = await post(`api/${path}`, { source, id, ...body }, token);
+      const answer = await post(`api/v1/${path}`, { source, id, ...body }, token);
       if (!elsewhere()) this.say(said(answer?.until, answer?.what), false);
     } catch (error) {
       if (elsewhere()) return; // What went wrong is of the bucket that was open.

@@ -18,7 +18,7 @@ export class Detail {
 
   /** Sets which bucket refresh reads. */
   open(source, id) {
-    const path = `api/buckets/${encodeURIComponent(source)}/${toPath(id)}`;
+    const path = `api/v1/buckets/${encodeURIComponent(source)}/${toPath(id)}`;
     if (path === this.path) return;
     this.stop();
     this.path = path;

@@ -6,10 +6,10 @@
 // stream. The others look: they open one, read its beginning, which has all of the last
 // minute, and close it, again and again.
 
-const events = ["hello", "history", "frame", "detail", "change", "report", "sources", "bye"];
+const events = ["hello", "history", "frame", "step", "detail", "change", "report", "sources", "bye"];
 const firstPause = 1000;
 const longestPause = 15000;
-const silence = 6000; // ms without a frame, of four a second, after which the stream is taken for dead
+const silence = 6000; // ms without a frame, of ten a second, after which the stream is taken for dead
 const patience = 15000; // ms for the first event
 const mostStreams = 4; // of all windows of the browser
 const betweenLooks = 1000; // ms
@@ -33,11 +33,11 @@ async function takePlace() {
 export class Stream {
   /**
    * handle(event, data) is called for each event, and state(name, retryAt, message) when the state
-   * changes. "refused" without retryAt means that asking again would give the same.
+   * changes. "refused" without retryAt means that asking again would give the same. since() is the
+   * instant of the latest point that is known, so that only later ones are told.
    */
-  constructor(handle, state) {
-    this.handle = handle;
-    this.state = state;
+  constructor(handle, state, since) {
+    Object.assign(this, { handle, state, since });
     this.pause = firstPause;
     this.leavePlace = null; // gives back the place among the streams; null if there is none
     this.attempt = null; // the latest call of connect, until its stream is closed
@@ -51,7 +51,7 @@ export class Stream {
     const query = [];
     if (source != null) query.push(`source=${encodeURIComponent(source)}`);
     if (source != null && id != null) query.push(`key=${id}`);
-    this.address = `api/events${query.length ? "?" : ""}${query.join("&")}`;
+    this.address = `api/v1/events${query.length ? "?" : ""}${query.join("&")}`;
     this.connect();
   }
 
@@ -66,7 +66,8 @@ export class Stream {
       return;
     }
     this.leavePlace = leave;
-    const stream = new EventSource(this.address);
+    const since = this.since();
+    const stream = new EventSource(since == null ? this.address : `${this.address}${this.address.includes("?") ? "&" : "?"}since=${since}`);
     this.stream = stream;
     this.watch(patience);
     let last = "detail"; // of the beginning

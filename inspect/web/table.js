@@ -3,7 +3,7 @@
 
 import { byId, nameOf, make, part, setAttribute, setText } from "./dom.js";
 import { clock, count, duration, idle, number, percent } from "./format.js";
-import { get } from "./api.js";
+import { addressOf, get } from "./api.js";
 import { fromServer, go, href, view } from "./url.js";
 
 const pageSize = 50;
@@ -40,9 +40,9 @@ export class Table {
     form.addEventListener("submit", (event) => event.preventDefault());
     byId("sorts").addEventListener("submit", (event) => event.preventDefault());
     let typing;
-    byId("prefix").addEventListener("input", (event) => {
+    byId("contains").addEventListener("input", (event) => {
       clearTimeout(typing);
-      typing = setTimeout(() => go({ prefix: event.target.value, cursor: "" }, { replace: true }), 200);
+      typing = setTimeout(() => go({ contains: event.target.value, cursor: "" }, { replace: true }), 200);
     });
     for (const button of form.querySelectorAll("[data-filter]")) {
       button.addEventListener("click", () => {
@@ -117,11 +117,10 @@ export class Table {
     this.request = request;
     this.wrong = false;
     this.overtaken = false;
-    const query = { ...view.more, source: view.within, prefix: view.prefix, sort: view.sort, limit: pageSize, cursor: view.cursor };
-    for (const name of view.filter.split(",")) Object.assign(query, filters[name]);
+    const query = { ...wanted(), limit: pageSize, cursor: view.cursor };
     let answer = null;
     try {
-      answer = await get("api/buckets", query, AbortSignal.any([request.signal, AbortSignal.timeout(patience)]));
+      answer = await get("api/v1/buckets", query, AbortSignal.any([request.signal, AbortSignal.timeout(patience)]));
     } catch (error) {
       if (request.signal.aborted) return;
       this.fail(error);
@@ -154,8 +153,9 @@ export class Table {
 
   /** Shows the filters and the order of the view. */
   showControls() {
-    const prefix = byId("prefix");
-    if (document.activeElement !== prefix) prefix.value = view.prefix;
+    const contains = byId("contains");
+    if (document.activeElement !== contains) contains.value = view.contains;
+    for (const kind of ["csv", "json"]) byId(kind).href = addressOf(`api/v1/buckets.${kind}`, wanted());
     const chosen = view.filter.split(",");
     for (const button of byId("filters").querySelectorAll("[data-filter]")) setAttribute(button, "aria-pressed", chosen.includes(button.dataset.filter));
     const sort = view.sort.replace(/^-/, "");
@@ -231,7 +231,7 @@ export class Table {
 
   summarize(sources, matched, shown, next) {
     const total = sources.reduce((sum, source) => sum + (source.keys ?? 1), 0);
-    const narrowed = view.prefix || view.filter || view.within || Object.keys(view.more).length > 0;
+    const narrowed = view.contains || view.filter || view.within || Object.keys(view.more).length > 0;
     let text = narrowed ? `${count(matched)} of ${count(total)} match` : `${count(matched)} ${matched === 1 ? "bucket" : "buckets"}`;
     if (shown < matched) text += `, ${count(shown)} shown`;
     setText(byId("matched"), text);
@@ -260,6 +260,13 @@ export class Table {
       setAttribute(row.querySelector("a"), "aria-current", selected ? "true" : null);
     }
   }
+}
+
+/** The buckets that the view wants and their order, as parameters of the API. */
+function wanted() {
+  const query = { ...view.more, source: view.within, contains: view.contains, sort: view.sort };
+  for (const name of view.filter.split(",")) Object.assign(query, filters[name]);
+  return query;
 }
 
 function newRow(bucket) {

@@ -8,6 +8,7 @@ export function colors() {
   if (known) return known;
   const probe = document.createElement("i");
   probe.hidden = true;
+  probe.style.forcedColorAdjust = "none"; // or it would have the color of texts, whatever is asked for
   document.body.append(probe);
   known = {};
   for (const name of names) {
@@ -20,7 +21,7 @@ export function colors() {
 
 /** Calls listener when the colors have changed. */
 export function onThemeChange(listener) {
-  for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) {
+  for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)", "print"]) {
     matchMedia(query).addEventListener("change", () => {
       known = null;
       listener();

@@ -1,8 +1,10 @@
-// The tiles: the present figures, each with its last minute as a small curve.
+// The tiles: the present figures, each with the time that is shown as a small curve.
 
 import { byId, part, setAttribute, setText } from "./dom.js";
 import { number, rate } from "./format.js";
+import { spans } from "./history.js";
 
+const briefly = ["arrivals", "departures", "refusals", "abandoned"]; // with rates over less than a second
 const width = 100;
 const height = 24;
 
@@ -23,25 +25,25 @@ export class Tiles {
       const text = counted ? figure(point[tile.dataset.tile]) : "–";
       setText(part(tile, "number"), text);
       tile.classList.toggle("long", text.length > 6);
-      setText(part(tile, "note"), point ? note(tile.dataset.tile, point, bucket, whole) : "");
+      setText(part(tile, "note"), point ? note(tile.dataset.tile, point, bucket, whole, this.history) : "");
     }
     byId("tiles").classList.toggle("refusing", (point?.refusals ?? 0) > 0);
   }
 
-  /**
-   * Draws the curves. Once a second is enough for
-   * them, and one value for each: the greatest.
-   */
+  /** Draws the curves. Once a second is enough for them, with the greatest of some values for all of them. */
   drawCurves() {
     const ages = this.history.ages();
+    const { span } = this.history;
+    const together = span === spans.hour ? 4 : 10;
     for (const tile of this.tiles) {
-      const values = this.history.values(tile.dataset.tile);
+      const name = tile.dataset.tile;
+      const values = this.history.values(briefly.includes(name) ? `brief.${name}` : name);
       const top = Math.max(1e-9, ...values);
       const points = [];
-      const first = values.at(-1) == null ? values.length : values.length % 4; // What has no value has no curve.
-      for (let i = first; i < values.length; i += 4) {
-        const most = Math.max(...values.slice(i, i + 4));
-        points.push(`${((ages[i] + 60) / 60 * width).toFixed(1)},${(height - 1 - most / top * (height - 3)).toFixed(1)}`);
+      const first = values.at(-1) == null ? values.length : values.length % together; // What has no value has no curve.
+      for (let i = first; i < values.length; i += together) {
+        const most = Math.max(...values.slice(i, i + together));
+        points.push(`${((ages[i] + span) / span * width).toFixed(1)},${(height - 1 - most / top * (height - 3)).toFixed(1)}`);
       }
       setAttribute(tile.querySelector("polyline"), "points", points.join(" "));
     }
@@ -53,10 +55,10 @@ function figure(x) {
   return x == null ? "–" : number(x >= 9.95 ? Math.round(x) : Number(x.toFixed(1)));
 }
 
-function note(tile, point, bucket, whole) {
+function note(tile, point, bucket, whole, history) {
   switch (tile) {
     case "arrivals":
-      return point.rate == null ? "" : share(point.arrivals, point.rate);
+      return point.rate == null ? "" : share(point.arrivals, history.lately("brief.arrivals", 5), point.rate);
     case "departures":
       return point.rate == null ? "" : `drain rate ${rate(point.rate)}`;
     case "refusals":
@@ -79,6 +81,7 @@ function withoutCap(bucket) {
   return bucket != null && !bucket.in_flight_max;
 }
 
-function share(x, drainRate) {
+function share(x, burst, drainRate) {
+  if (burst > 1.5 * Math.max(x, drainRate)) return `bursts of ${rate(burst)}`; // which the mean of a second hides
   return x <= drainRate * 1.05 ? "within the drain rate" : `${number(x / drainRate)} × drain rate`;
 }

@@ -4,8 +4,8 @@
 // A key is held as its id, the key percent-encoded, because a key may hold bytes that
 // are not text. A key typed into the address by hand works too.
 
-const defaults = { source: null, id: null, prefix: "", filter: "", sort: "-waiting", within: "", cursor: "", paused: false, more: {} };
-const moreFilters = ["waiting_gt", "level_gt", "fill_gt", "idle_gt", "refused_gt", "refusing", "dry_run"]; // of the API, without a control of the page
+const defaults = { source: null, id: null, contains: "", filter: "", sort: "-waiting", within: "", cursor: "", span: "minute", paused: false, at: null, more: {} };
+const moreFilters = ["prefix", "waiting_gt", "level_gt", "fill_gt", "idle_gt", "refused_gt", "refusing", "dry_run"]; // of the API, without a control of the page
 
 const listeners = [];
 
@@ -33,12 +33,14 @@ export function href(changes = {}) {
   if (v.source != null) add("source", encodeURIComponent(v.source));
   if (v.source != null && v.id != null) add("key", v.id);
   if (v.within) add("in", encodeURIComponent(v.within));
-  if (v.prefix) add("prefix", encodeURIComponent(v.prefix));
+  if (v.contains) add("contains", encodeURIComponent(v.contains));
   if (v.filter) add("filter", encodeURIComponent(v.filter).replaceAll("%2C", ","));
   for (const [name, value] of Object.entries(v.more)) add(name, encodeURIComponent(value));
   if (v.sort !== defaults.sort) add("sort", encodeURIComponent(v.sort));
   if (v.cursor) add("cursor", encodeURIComponent(v.cursor));
+  if (v.span !== defaults.span) add("span", v.span);
   if (v.paused) add("paused", "1");
+  if (v.paused && v.at != null) add("at", new Date(v.at).toISOString());
   return query.length ? `?${query.join("&")}` : location.pathname;
 }
 
@@ -76,15 +78,19 @@ export function bytesOf(id) {
 function parse(search) {
   const query = new URLSearchParams(search);
   const key = /[?&]key=([^&]*)/.exec(search);
+  const instant = Date.parse(query.get("at") ?? "");
+  const at = Number.isNaN(instant) ? null : instant; // ms: of the charts while the page is paused
   return {
     source: query.get("source"),
     id: key ? canonical(key[1].replaceAll("+", "%20")) : null,
-    prefix: query.get("prefix") ?? "",
+    contains: query.get("contains") ?? "",
     filter: query.get("filter") ?? "",
     sort: query.get("sort") || defaults.sort,
     within: query.get("in") ?? "",
     cursor: query.get("cursor") ?? "",
-    paused: query.get("paused") === "1",
+    span: query.get("span") === "hour" ? "hour" : defaults.span,
+    paused: query.get("paused") === "1" || at != null,
+    at,
     more: Object.fromEntries(moreFilters.filter((name) => query.get(name)).map((name) => [name, query.get(name)])),
   };
 }

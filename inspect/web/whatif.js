@@ -40,7 +40,7 @@ export class WhatIf {
     const request = new AbortController();
     this.request = request;
     try {
-      const answer = await get("api/what-if", { source: this.source, id: this.id, limits: this.limits }, request.signal);
+      const answer = await get("api/v1/what-if", { source: this.source, id: this.id, limits: this.limits }, request.signal);
       this.show(answer);
       this.timer = setTimeout(() => this.read(), every);
     } catch (error) {
