@@ -143,6 +143,42 @@ func requireRescaled(t *testing.T, from, to Interval, n, began, now int64) {
 	require.Nil(t, excess)
 }
 
+// In words an instant is rescaled as it is in numbers of any size, and at everyday rates nothing else is
+// needed, however often they change.
+func TestEverydayRatesNeedNoLongNumbers(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(13, 14))
+	rates := []rate.Limit{0.1, 1.0 / 3, 1, 5.0 / 60, 7, 9.5, 50, 60, 100, 128, 1000, 12_345}
+	inWords := 0
+	for k := range 20_000 {
+		i, to := IntervalOf(rates[r.IntN(len(rates))]), IntervalOf(rates[r.IntN(len(rates))])
+		if k%4 == 0 { // Rates that nobody writes.
+			to = IntervalOf(rate.Limit(math.Exp(r.Float64()*38 - 17)))
+		}
+		at, excess, now := At(r.Int64N(1<<40)), (*big.Rat)(nil), r.Int64N(1<<40)
+		at = i.Plus(at, i.Times(r.Int64N(1000)))
+		for range 3 {
+			moved, above, ok := i.rescaleInWords(at, excess, now, to)
+			want, wantAbove := i.rescale(at, excess, now, to)
+			if ok {
+				require.Equal(t, want, moved, "%v, %v above, seen at %d: %v becomes %v", at, excess, now, i, to)
+				require.Equal(t, wantAbove == nil, above == nil)
+				if above != nil {
+					require.Zero(t, wantAbove.Cmp(above))
+				}
+			}
+			if k%4 != 0 && at.whole >= now && excess == nil {
+				require.True(t, ok, "%v seen at %d: %v becomes %v", at, now, i, to)
+			}
+			if ok && excess != nil {
+				inWords++
+			}
+			at, excess, now, i, to = want, wantAbove, now+r.Int64N(1<<30), to, i
+		}
+	}
+	require.Greater(t, inWords, 5000)
+}
+
 // A Nanos cannot represent an instant before the epoch, so the excess holds all of it.
 func TestAnInstantBeforeTheEpochIsKept(t *testing.T) {
 	i := IntervalOf(7)

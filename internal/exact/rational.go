@@ -2,7 +2,9 @@ package exact
 
 import (
 	"cmp"
+	"math"
 	"math/big"
+	"math/bits"
 )
 
 // A [Nanos] is a multiple of 1/den of a nanosecond. After a change of the rate, or
@@ -28,6 +30,67 @@ func (i Interval) Add(at Nanos, excess *big.Rat, n int64) (Nanos, *big.Rat) {
 // instant is intervals of i after now, and the new excess. at lies excess above the exact
 // instant. Neither interval may be 0.
 func (i Interval) Rescale(at Nanos, excess *big.Rat, now int64, to Interval) (Nanos, *big.Rat) {
+	if moved, above, ok := i.rescaleInWords(at, excess, now, to); ok {
+		return moved, above
+	}
+	return i.rescale(at, excess, now, to)
+}
+
+// rescaleInWords is Rescale where all numbers fit into words, as they do at everyday rates; ok reports
+// whether they do. A reload of limits rescales the bucket of every key in use.
+func (i Interval) rescaleInWords(at Nanos, excess *big.Rat, now int64, to Interval) (moved Nanos, above *big.Rat, ok bool) {
+	above0, below := uint64(0), uint64(1) // excess is above0/below
+	if excess != nil {
+		if !excess.Num().IsUint64() || !excess.Denom().IsUint64() {
+			return moved, nil, false
+		}
+		above0, below = excess.Num().Uint64(), excess.Denom().Uint64()
+	}
+	if now < 0 || at.whole < now {
+		return moved, nil, false
+	}
+	// In parts of 1/i.den the span is (span − above0·i.den/below), and so many units of i. As many units
+	// of to are, in parts of 1/to.den, (span·below − above0·i.den)·length/(unit·below).
+	var all words
+	span := all.sum(all.product(uint64(at.whole-now), i.den), at.part)
+	unit := all.sum(all.product(uint64(i.whole), i.den), i.num)
+	length := all.sum(all.product(uint64(to.whole), to.den), to.num)
+	span, less := all.product(span, below), all.product(above0, i.den)
+	unit = all.product(unit, below)
+	high, low := bits.Mul64(span-less, length)
+	denominator := all.product(unit, to.den)
+	if all.overflow || less > span || high >= unit || denominator > math.MaxInt64 {
+		return moved, nil, false
+	}
+	parts, rest := bits.Div64(high, low, unit)
+	if parts >= Forever {
+		return moved, nil, false
+	}
+	if rest > 0 {
+		parts++
+		above = big.NewRat(int64(unit-rest), int64(denominator))
+	}
+	whole := Sum(now, int64(parts/to.den))
+	return Nanos{whole, parts % to.den}, above, whole < Forever
+}
+
+// words calculates with numbers of 64 bits, and notes whether a result does not fit.
+type words struct{ overflow bool }
+
+func (w *words) product(a, b uint64) uint64 {
+	high, low := bits.Mul64(a, b)
+	w.overflow = w.overflow || high != 0
+	return low
+}
+
+func (w *words) sum(a, b uint64) uint64 {
+	sum, carry := bits.Add64(a, b, 0)
+	w.overflow = w.overflow || carry != 0
+	return sum
+}
+
+// rescale is Rescale for numbers of any size.
+func (i Interval) rescale(at Nanos, excess *big.Rat, now int64, to Interval) (Nanos, *big.Rat) {
 	if excess == nil {
 		return to.instantAfter(now, i.partsAfter(now, at), i.parts(Nanos{i.whole, i.num}))
 	}
