@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -176,4 +177,73 @@ func TestWhereTheLimitsOfAKeyComeFrom(t *testing.T) {
 	rule, in, line := rules.Where("login")
 	require.Zero(t, rule+in)
 	require.Zero(t, line)
+}
+
+// BenchmarkReload is a change of a file while each of 100,000 keys has a bucket in use, beside calls for these
+// keys. ms/longest is the longest of the calls that were made meanwhile, and ms/longest-at-rest of those
+// that were made for as long without a change: what the machine does by itself.
+func BenchmarkReload(b *testing.B) {
+	const keys = 100_000
+	for _, rules := range []int{10, 90_000} { // 1 MiB holds hardly more.
+		b.Run(fmt.Sprintf("rules=%d", rules), func(b *testing.B) {
+			text := rulesText(rules)
+			path := write(b, b.TempDir(), "f.yaml", text)
+			file, err := config.Open(path)
+			require.NoError(b, err)
+			defer file.Close()
+			group, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+				l, err := file.Limits(key)
+				l.Burst = 1 << 20 // So that the bucket of each key is in use to the end.
+				return l, err
+			})
+			require.NoError(b, err)
+			defer group.Close()
+			names := make([]string, keys)
+			for i := range names {
+				names[i] = "r" + base62(i) + "/192.0.2.1"
+				require.True(b, group.AllowN(names[i], 1<<19))
+			}
+			file.OnChange(func(*config.Rules) { group.Reload() })
+
+			changing := longestCall(group, names)
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				i++
+				write(b, "", path, strings.Replace(text, "default: 1/s", fmt.Sprintf("default: %d/s", 1+i%2), 1))
+				require.NoError(b, file.Reload())
+			}
+			b.ReportMetric(float64(changing())/1e6, "ms/longest")
+			require.Equal(b, keys, group.Stats().Keys)
+			require.Zero(b, group.Stats().LimitErrors)
+			atRest := longestCall(group, names)
+			time.Sleep(b.Elapsed())
+			b.ReportMetric(float64(atRest())/1e6, "ms/longest-at-rest")
+		})
+	}
+}
+
+// longestCall calls for one key after the other until end is called, which returns how long the
+// longest of these calls has taken.
+func longestCall(group *shaper.Group[string], names []string) (end func() time.Duration) {
+	done := make(chan struct{})
+	longest := make(chan time.Duration)
+	go func() {
+		most := time.Duration(0)
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				longest <- most
+				return
+			case <-time.After(100 * time.Microsecond):
+			}
+			begun := time.Now()
+			group.Allow(names[i%len(names)])
+			most = max(most, time.Since(begun))
+		}
+	}()
+	return func() time.Duration {
+		close(done)
+		return <-longest
+	}
 }

@@ -3,6 +3,7 @@ package shaper
 import (
 	"errors"
 	"fmt"
+	"runtime"
 
 	"golang.org/x/time/rate"
 
@@ -12,6 +13,9 @@ import (
 // maxOverrides is how many keys may have limits of their own by [Group.SetLimits] at once,
 // which bounds the memory that they take.
 const maxOverrides = 1000
+
+// keysAtATime is how many keys get new limits by [Group.Reload] before others may run.
+const keysAtATime = 64
 
 // errNaNKey is for a key that could never be found again.
 var errNaNKey = errors.New("shaper: a key that does not equal itself, such as NaN, can't have limits of its own")
@@ -207,7 +211,11 @@ func (g *Group[K]) Reload() {
 	for _, s := range g.shards {
 		s.beginReload()
 	}
-	for _, key := range g.shards.keys() {
+	for i, key := range g.shards.keys() {
+		if i%keysAtATime == 0 {
+			// On a single processor calls would wait for the end of a time slice.
+			runtime.Gosched()
+		}
 		s := g.shardOf(key)
 		if s.of(key).forgetUnlimited() {
 			continue
