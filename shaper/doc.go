@@ -161,6 +161,14 @@
 // leaves when the level is 0, and then nothing is left to be given back. [Stats.Forfeited] counts such
 // losses.
 //
+// # Many keys, one rate
+//
+// [WithFairQueue] makes the keys of a Shaper share its rate: the line has a line for each key, and each departure goes
+// to the key whose turn it is. [Shaper.For] says which key a request has, and [WithKey] and Transport.Key
+// do so for requests of HTTP. At equal costs requests depart at the same instants as without the option; only
+// which request leaves differs. So a burst of one key delays the others by little, and no slot is lost, while
+// a Group would have to split the rate beforehand. WithFairQueue states what it promises.
+//
 // # Precision
 //
 // On Linux (amd64, arm64, 386, arm), at intervals up to 20 ms, a kernel timer wakes the
