@@ -61,8 +61,11 @@ import (
 // by estimates, and the bucket by settled costs. With a [Bucket] the keys
 // of each process take turns.
 //
-// A refusal takes the lock, and a request whose deadline or MaxWait is nearer than the end of all
-// lines takes time for each key in line: ten nanoseconds with a thousand keys, a hundred with many more.
+// A refusal takes the lock. A request whose deadline or MaxWait is nearer than the end of all lines is compared
+// with the requests that would leave before it, until it is known to be too late, and with a
+// thousand in any case. If it is too late behind more than these, RetryAfter is the time for a request that
+// leaves last. Forecast compares with all of them: ten nanoseconds for each with a thousand keys in line, a
+// hundred with many more.
 //
 // [New] returns an error if WithFairQueue is given together with [WithDryRun] or [WithBlock], and so
 // does [NewGroup].
@@ -198,19 +201,24 @@ func (q *fairQueue) walk() func() *waiter {
 }
 
 func (q *fairQueue) ahead(r turn, without *waiter) (n int32, cost int64) {
+	return q.aheadUpTo(r, without, exact.Forever)
+}
+
+// aheadUpTo is ahead for a caller to whom all costs above most are the same: see [fair.Order.AheadUpTo].
+func (q *fairQueue) aheadUpTo(r turn, without *waiter, most int64) (n int32, cost int64) {
 	var item *fair.Item[*waiter]
 	if without != nil {
 		item = q.items[without.waiting]
 	}
-	count, cost := q.turns.Ahead(r.key, r.weight, r.cost, r.reentry, item)
+	count, cost := q.turns.AheadUpTo(r.key, r.weight, r.cost, r.reentry, item, most)
 	return int32(count), cost
 }
 
 // judgeLocked judges a newcomer that finds requests in line, and may wait.
 //
-// To find out how many leave before the newcomer takes a look at each key. So at first the newcomer is
-// taken to leave last: if that is not too late, nothing is. A forecast, which has no context, is told
-// exactly.
+// To find out how many leave before the newcomer takes a look at each of them. So at first the newcomer is
+// taken to leave last: if that is not too late, nothing is. Else they are counted until it is too late
+// behind them. A forecast, which has no context, is told exactly.
 //
 // It is not inlined, so that its frame is not there for others.
 //
@@ -230,12 +238,37 @@ func (q *fairQueue) judgeLocked(d *dispatcher, f *flow, now int64, r *request) (
 	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason == notRefused && r.ctx != nil {
 		return j
 	}
-	v.waiting, v.ahead = q.ahead(r.turn(), over)
+	most := int64(exact.Forever)
+	if r.ctx != nil {
+		most = v.mostAhead(now, r)
+	}
+	n, ahead := q.aheadUpTo(r.turn(), over, most)
+	if ahead > most && n > fair.Counted {
+		j.refusal.retryAfter = v.retryAfter(now, j.wait, r) // There may be more of them.
+		return j
+	}
+	v.waiting, v.ahead = n, ahead
 	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
 	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason != notRefused {
 		j.refusal.retryAfter = v.retryAfter(now, j.wait, r)
 	}
 	return j
+}
+
+// mostAhead returns the greatest cost of requests behind which a request is not too late; -1 if it is
+// too late behind none. It is too late behind all that are in line.
+func (v *view) mostAhead(now int64, r *request) int64 {
+	most, tooMuch := int64(-1), v.ahead
+	for tooMuch-most > 1 {
+		middle := most + (tooMuch-most)/2
+		wait := max(timeUntil(v.leavesAfter(v.bucketInstants, middle, r.cost), now), 1)
+		if v.lateness(now, wait, r).reason == notRefused {
+			most = middle
+		} else {
+			tooMuch = middle
+		}
+	}
+	return most
 }
 
 // recordInto sets to which recordings departures are told. Without keys there is nothing to tell.

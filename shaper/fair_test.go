@@ -22,6 +22,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
 )
 
 // This file holds what WithFairQueue promises. What it does to each request in random scripts is
@@ -675,6 +676,90 @@ type refuser func(r *http.Request) int
 
 func (u refuser) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: u(r), Header: http.Header{"Retry-After": {"1"}}, Body: http.NoBody, Request: r}, nil
+}
+
+// However many keys wait, a request is refused if and only if it could not leave before its deadline. Its
+// RetryAfter is no shorter than it needs to be.
+func TestARequestThatMayLeaveInTimeIsAdmittedHoweverManyKeysWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 3000
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 4 * keys}, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		r := rand.New(rand.NewPCG(3, 33))
+		stay, end := context.WithCancel(context.Background())
+		for i := range keys {
+			for range 1 + r.IntN(3) {
+				go func() { _ = s.For(strconv.Itoa(i)).WaitN(stay, 1+i%3) }()
+			}
+		}
+		synctest.Wait()
+		waiting := s.Stats().Waiting
+		require.Greater(t, waiting, keys)
+		late := 0
+		for i := range 200 {
+			key, cost := s.For(strconv.Itoa(r.IntN(2*keys))), 1+r.IntN(4)
+			wait, err := key.Forecast(cost)
+			require.NoError(t, err)
+			left := wait + time.Duration(i%2) // A deadline at the instant of the departure is too near.
+			if i%3 == 0 {
+				left = time.Duration(r.Int64N(2 * int64(wait)))
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), left)
+			result := make(chan error, 1)
+			go func() { result <- key.WaitN(ctx, cost) }()
+			synctest.Wait()
+			if left > wait {
+				require.Equal(t, waiting+1, s.Stats().Waiting, "%v left, waits for %v", left, wait)
+				cancel()
+				require.ErrorIs(t, <-result, context.Canceled)
+				continue
+			}
+			cancel()
+			var refusal *shaper.RejectError
+			require.ErrorAs(t, <-result, &refusal)
+			require.ErrorIs(t, refusal, shaper.ErrTooLate)
+			require.GreaterOrEqual(t, refusal.RetryAfter, wait-left+1)
+			late++
+		}
+		require.Greater(t, late, 80)
+		end()
+		synctest.Wait()
+	})
+}
+
+// With a shared Bucket the rate is that of all processes, and the keys of each process take turns.
+func TestKeysOfEachProcessTakeTurnsWithABucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bucket := buckettest.NewMemory()
+		begun := time.Now()
+		var mu sync.Mutex
+		left := map[string][]string{}
+		var last time.Duration
+		var calls sync.WaitGroup
+		for _, process := range []string{"p", "q"} {
+			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil), shaper.WithBucket(bucket, "k"))
+			require.NoError(t, err)
+			defer s.Close()
+			for _, name := range []string{"z", "a1", "a2", "a3", "a4", "b1", "b2", "c1"} {
+				calls.Go(func() {
+					if err := s.For(teamOf(name)).Wait(context.Background()); err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					left[process] = append(left[process], name)
+					last = time.Since(begun)
+				})
+				synctest.Wait()
+			}
+		}
+		calls.Wait()
+		for process, names := range left {
+			require.Equal(t, []string{"z", "a1", "b1", "c1", "a2", "b2", "a3", "a4"}, names, process)
+		}
+		require.Len(t, left, 2)
+		require.GreaterOrEqual(t, last, 1500*ms, "sixteen requests at 10/s")
+	})
 }
 
 // A retry of a Transport enters at the head of its own key's line, and not of all.

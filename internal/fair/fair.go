@@ -344,45 +344,103 @@ func (t turn[T]) weight() uint32 {
 
 // Ahead returns how many requests leave before a newcomer of a key, if it enters now, those that are
 // here stay, but for one of them, and no other comes; and their cost, saturating. It looks at each
-// line, and at no more of its requests than leave before the newcomer and one more.
+// line that has such a request, and at no more of its requests than leave before the newcomer and one more.
 func (o *Order[T]) Ahead(key string, weight int, cost int64, reentry bool, without *Item[T]) (n int, sum int64) {
-	own := o.viewOf(key, weight, cost, reentry)
-	for _, ln := range o.next.lines {
-		var count int
-		var ahead wide
-		switch {
-		case ln == own.line && !reentry, ln != own.line && ln.end.less(own.end.wide):
-			count, ahead = int(ln.len), ln.cost
-			if without != nil && without.line == ln {
-				count, ahead = count-1, ahead.minus(wide{low: uint64(without.cost)})
-			}
-		default:
-			count, ahead = ln.before(own, without)
-		}
-		n, sum = n+count, saturatingSum(sum, ahead.saturated())
-	}
-	return n, sum
+	return o.AheadUpTo(key, weight, cost, reentry, without, math.MaxInt64)
 }
 
-// before returns how many requests of a line leave before a newcomer, and their cost.
-func (ln *line[T]) before(own newcomer[T], without *Item[T]) (n int, sum wide) {
+// Counted is how many requests [Order.AheadUpTo] counts in any case.
+const Counted = 1000
+
+// AheadUpTo is [Order.Ahead] for a caller to whom all costs above most are the same. If the result is above
+// most, it may be too small: then no more than [Counted] requests have been looked at in vain.
+func (o *Order[T]) AheadUpTo(key string, weight int, cost int64, reentry bool, without *Item[T], most int64) (n int, sum int64) {
+	c := counting[T]{own: o.viewOf(key, weight, cost, reentry), reentry: reentry, lines: o.next.lines, without: without, most: most}
+	c.countHeap()
+	if without != nil {
+		// Without its head, a line may have another at any place.
+		c.count(without.line)
+	}
+	return c.n, c.sum
+}
+
+// A counting counts the requests that leave before a newcomer.
+type counting[T any] struct {
+	own     newcomer[T]
+	reentry bool       // it is one
+	lines   []*line[T] // a heap
+	without *Item[T]   // is not counted
+	most    int64      // nothing needs to be counted beyond so much
+	n       int
+	sum     int64
+}
+
+// isEnough reports whether the counting can end.
+func (c *counting[T]) isEnough() bool { return c.n > Counted && c.sum > c.most }
+
+// countHeap counts the requests of all lines, but for the line without whose request it is. It leaves out
+// what is below a line whose head leaves later: the heads there leave no sooner.
+func (c *counting[T]) countHeap() {
+	var aside *line[T]
+	if c.without != nil {
+		aside = c.without.line
+	}
+	end, own := c.own.end.wide, c.own.line
+	var later [64]int32 // places whose turn comes later; at most one for each level of the heap
+	for place, more := int32(0), 0; ; {
+		if int(place) < len(c.lines) {
+			ln := c.lines[place]
+			if !end.less(ln.tag) {
+				switch {
+				case ln == aside:
+				case ln != own && ln.end.less(end): // Most lines are so.
+					c.n, c.sum = c.n+int(ln.len), saturatingSum(c.sum, ln.cost.saturated())
+				default:
+					c.count(ln)
+				}
+				if c.isEnough() {
+					return
+				}
+				later[more] = 2*place + 2
+				place, more = 2*place+1, more+1
+				continue
+			}
+		}
+		if more == 0 {
+			return
+		}
+		more--
+		place = later[more]
+	}
+}
+
+// count counts the requests of a line.
+func (c *counting[T]) count(ln *line[T]) {
+	isOwn := ln == c.own.line
+	if isOwn && !c.reentry || !isOwn && ln.end.less(c.own.end.wide) {
+		n, cost := int(ln.len), ln.cost
+		if c.without != nil && c.without.line == ln {
+			n, cost = n-1, cost.minus(wide{low: uint64(c.without.cost)})
+		}
+		c.n, c.sum = c.n+n, saturatingSum(c.sum, cost.saturated())
+		return
+	}
 	paid := ln.start
-	for it := ln.first; it != nil; it = it.next {
-		if it == without {
+	for it := ln.first; it != nil && !c.isEnough(); it = it.next {
+		if it == c.without {
 			continue
 		}
 		with := paid.plus(it.cost, ln.weight)
-		switch c := with.compare(own.end.wide); {
-		case ln == own.line: // Of its own key only reentries are before a reentry.
+		if isOwn {
 			if !it.reentry {
-				return n, sum
+				return // Of its own key only reentries are before a reentry.
 			}
-		case c > 0, c == 0 && !(turn[T]{it.prev, paid, ln.head}).sooner(own.turn):
-			return n, sum
+		} else if order := with.compare(c.own.end.wide); order > 0 ||
+			order == 0 && !(turn[T]{it.prev, paid, ln.head}).sooner(c.own.turn) {
+			return
 		}
-		n, sum, paid = n+1, sum.plus(wide{low: uint64(it.cost)}), with
+		c.n, c.sum, paid = c.n+1, saturatingSum(c.sum, it.cost), with
 	}
-	return n, sum
 }
 
 // Last returns the request that leaves last, if those that are here stay and no other comes; nil if

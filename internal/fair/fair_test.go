@@ -22,6 +22,8 @@ type oracle struct {
 	keys     map[string]*payer
 	paid     *big.Rat // the tag of the latest departure
 	heads    int
+
+	retryAheadOfAll bool // a mistake: a reentry leaves before the heads of all other keys
 }
 
 // A payer is a key with its line.
@@ -87,6 +89,10 @@ func (o *oracle) next() (found *request) {
 	for _, p := range o.keys {
 		if best == nil {
 			best = p
+		} else if o.retryAheadOfAll && p.line[0].reentry != best.line[0].reentry {
+			if p.line[0].reentry {
+				best = p
+			}
 		} else if c := p.tag(0).Cmp(best.tag(0)); c < 0 || c == 0 && p.head < best.head {
 			best = p
 		}
@@ -321,6 +327,73 @@ func TestOrderIsThatOfTheOracle(t *testing.T) {
 	}
 }
 
+// That a retry is ahead of its own key alone is seen: with the oracle that puts it ahead of all keys, the
+// order differs in most scripts, and with the right one in none.
+func TestARetryAheadOfAllKeysIsTold(t *testing.T) {
+	const scripts = 100
+	told := 0
+	for seed := range uint64(scripts) {
+		for _, mistake := range []bool{false, true} {
+			chance := rand.New(rand.NewPCG(seed, 5))
+			var order fair.Order[int]
+			model := newOracle()
+			model.retryAheadOfAll = mistake
+			same := true
+			for step := 0; step < 60 && same; step++ {
+				key, cost := string(rune('a'+chance.IntN(4))), 1+chance.Int64N(3)
+				switch kind := chance.IntN(10); {
+				case kind < 4:
+					model.enter(&request{key: key, cost: cost, name: step, item: order.Push(key, 1, cost, step)}, 1)
+				case kind < 6:
+					model.enter(&request{key: key, cost: cost, name: step, reentry: true, item: order.PushReentry(key, 1, cost, step)}, 1)
+				case model.next() != nil:
+					same = model.next().name == order.Head().Value
+					order.Depart()
+					model.depart()
+				}
+			}
+			if mistake && !same {
+				told++
+			} else if !mistake {
+				require.True(t, same, "seed %d", seed)
+			}
+		}
+	}
+	require.Greater(t, told, scripts/2)
+}
+
+// Costs above the most that matters may be told too small, but never as less than that.
+func TestACountingEndsWhereItNeedNotGoOn(t *testing.T) {
+	var order fair.Order[int]
+	chance := rand.New(rand.NewPCG(1, 6))
+	for i := range 20_000 {
+		order.Push(strconv.Itoa(chance.IntN(6000)), 1+chance.IntN(3), 1+chance.Int64N(5), i)
+	}
+	cut := 0
+	for range 300 {
+		key, cost, reentry := strconv.Itoa(chance.IntN(7000)), 1+chance.Int64N(9), chance.IntN(5) == 0
+		var over *fair.Item[int]
+		if !reentry {
+			over = order.Outlasting(key, 1, cost)
+		}
+		wantN, want := order.Ahead(key, 1, cost, reentry, over)
+		most := chance.Int64N(want+2) - 1
+		if chance.IntN(3) == 0 {
+			most = want + chance.Int64N(3)
+		}
+		n, sum := order.AheadUpTo(key, 1, cost, reentry, over, most)
+		if n == wantN {
+			require.Equal(t, want, sum)
+			continue
+		}
+		cut++
+		require.Greater(t, want, most)
+		require.Greater(t, sum, most)
+		require.Greater(t, n, fair.Counted)
+	}
+	require.Greater(t, cut, 50)
+}
+
 func FuzzOrder(f *testing.F) {
 	f.Add([]byte("a burst of one key, and others now and then"))
 	f.Add([]byte{0, 0, 1, 2, 3, 0, 1, 2, 3, 9, 8, 7, 11, 11, 11, 4, 4, 4})
@@ -547,6 +620,11 @@ func BenchmarkOrder(b *testing.B) {
 		b.Run(fmt.Sprintf("how many are ahead/keys=%d", keys), func(b *testing.B) {
 			for b.Loop() {
 				order.Ahead("0", 1, 1, false, nil)
+			}
+		})
+		b.Run(fmt.Sprintf("are more than 100 ahead/keys=%d", keys), func(b *testing.B) {
+			for b.Loop() {
+				order.AheadUpTo("0", 1, 1, false, nil, 100)
 			}
 		})
 	}
