@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"os"
 	"testing"
 	"time"
 
@@ -11,10 +10,7 @@ import (
 	"example.com/leakybucket/bench/internal/run"
 )
 
-func TestMain(m *testing.M) {
-	run.Child()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { run.Tests(m) }
 
 // A call that does not come out as it should would be measured as something
 // else: a wait, or a refusal of another kind.

@@ -2,7 +2,6 @@ package goodput
 
 import (
 	"context"
-	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,10 +13,7 @@ import (
 	"example.com/leakybucket/internal/naive"
 )
 
-func TestMain(m *testing.M) {
-	run.Child()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { run.Tests(m) }
 
 // In virtual time nothing is late, and the share served is exact.
 func TestGoodputInVirtualTime(t *testing.T) {

@@ -3,7 +3,6 @@ package http
 import (
 	"net"
 	"net/http"
-	"os"
 	"testing"
 	"time"
 
@@ -14,10 +13,7 @@ import (
 	"example.com/leakybucket/bench/internal/run"
 )
 
-func TestMain(m *testing.M) {
-	run.Child()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { run.Tests(m) }
 
 // measureCost compares the answer to each request with the right one.
 func TestEveryRequestIsAnsweredAsItShould(t *testing.T) {

@@ -2,7 +2,6 @@ package keys
 
 import (
 	"math"
-	"os"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -15,10 +14,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-func TestMain(m *testing.M) {
-	run.Child()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { run.Tests(m) }
 
 // callsOfOne measures the calls of a limiter in this process, which takes less
 // time than a child does.

@@ -2,7 +2,6 @@ package scale
 
 import (
 	"context"
-	"os"
 	"testing"
 	"time"
 
@@ -14,10 +13,7 @@ import (
 	"example.com/leakybucket/internal/naive"
 )
 
-func TestMain(m *testing.M) {
-	run.Child()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { run.Tests(m) }
 
 // Otherwise a cost that a round has for everybody would be counted as the limiter's.
 func TestMemoryBeyondAGoroutineIsOfTheSameRound(t *testing.T) {

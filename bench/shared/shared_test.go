@@ -1,7 +1,6 @@
 package shared
 
 import (
-	"os"
 	"testing"
 	"time"
 
@@ -11,10 +10,7 @@ import (
 	"example.com/leakybucket/internal/servers"
 )
 
-func TestMain(m *testing.M) {
-	run.Child()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { run.Tests(m) }
 
 // Every limiter is measured on a real server, and lets about as many leave as it should.
 func TestEveryLimiterSharesItsRate(t *testing.T) {

@@ -3,7 +3,6 @@ package spacing
 import (
 	"context"
 	"math/rand/v2"
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,10 +16,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 )
 
-func TestMain(m *testing.M) {
-	run.Child()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { run.Tests(m) }
 
 func TestGroupsHoldWhatIsComparedAndTheRounds(t *testing.T) {
 	count := func(groups [][]run.Case[input]) (measurements int) {

@@ -234,7 +234,7 @@ func Register(name string, work func(in io.Reader, out io.Writer) error) {
 }
 
 // Child does the work of a child process and ends it, if this process is one.
-// main calls it first, and so does TestMain, as a test binary is its own child.
+// main calls it first; of tests [Tests] does, as a test binary is its own child.
 func Child() {
 	name, is := os.LookupEnv(childVariable)
 	if !is {
@@ -252,6 +252,12 @@ func Child() {
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// Tests runs the tests of a package and ends the process, or does the work of a child: it is for TestMain.
+func Tests(m interface{ Run() int }) {
+	Child()
+	os.Exit(m.Run())
 }
 
 // Command returns a command that does registered work in a child process.
