@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"example.com/leakybucket/llm"
@@ -39,9 +38,8 @@ type answer struct {
 	length, written int64 // of the body; a length below 0 is unknown
 	isBroken        bool  // it could not be written
 
-	cutOff  func()
-	wasLong atomic.Bool // the refusal was cut off
-	timer   *time.Timer
+	cutOff func() // ends the attempt
+	timer  *time.Timer
 }
 
 // attempt passes the call to the provider.
@@ -57,11 +55,10 @@ func (c *call) attempt(w http.ResponseWriter, r *http.Request, next http.Handler
 		if a.timer != nil {
 			a.timer.Stop()
 		}
-		if !returned && a.wasLong.Load() {
-			if p := recover(); p != nil && p != http.ErrAbortHandler {
+		if !returned && a.captured != nil { // A refusal that breaks off is a refusal all the same.
+			if p := recover(); p != http.ErrAbortHandler {
 				panic(p)
 			}
-			returned = true
 		}
 		a.end(returned)
 	}()
@@ -78,10 +75,7 @@ func (a *answer) WriteHeader(status int) {
 		return
 	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable, status == statusOverloaded:
 		a.captured = new(bytes.Buffer)
-		a.timer = time.AfterFunc(refusalPatience, func() {
-			a.wasLong.Store(true)
-			a.cutOff()
-		})
+		a.timer = time.AfterFunc(refusalPatience, a.cutOff)
 	}
 	a.status = status
 	c, h := a.call, a.Header()
@@ -118,7 +112,7 @@ func (a *answer) Write(p []byte) (n int, err error) {
 		}
 		a.readRefusal()
 		a.timer.Stop()
-		a.passOn()
+		a.passOn(a.length)
 	}
 	n, err = a.ResponseWriter.Write(p)
 	a.written += int64(n)
@@ -131,15 +125,12 @@ func (a *answer) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// passOn passes on what was captured.
-func (a *answer) passOn() {
-	if a.captured == nil {
-		return
-	}
+// passOn passes on what was captured of a body, of which so many bytes will have come in the end.
+func (a *answer) passOn(length int64) {
 	captured := a.captured
 	a.captured = nil
-	if a.wasLong.Load() {
-		a.Header().Del("Content-Length") // Not all of it has come.
+	if length != a.length {
+		a.Header().Del("Content-Length") // Not all of it has come, and no more will.
 	}
 	a.begin()
 	_, _ = a.ResponseWriter.Write(captured.Bytes()) // An error means that the caller has gone.
@@ -207,7 +198,7 @@ func (a *answer) end(returned bool) {
 		a.meter.End(isWhole)
 		if u, ok := a.meter.Usage(); ok {
 			c.reported = &u
-		} else if a.status >= 200 && a.status < 300 {
+		} else if a.status >= 200 && a.status < 300 && c.estimate.Input > 0 { // else it is no call of a model
 			c.g.faults.note(reasonOf(isWhole), a.status)
 		}
 		cost = c.g.scaled(a.meter.Cost(c.g.config.Quota), math.Ceil)
@@ -226,7 +217,7 @@ func reasonOf(isWhole bool) string {
 	return "an answer has broken off, or its caller has gone, and the estimate stands"
 }
 
-// A faultLog logs what is wrong with answers, for each reason at most a line a second, which counts those before it that
+// A faultLog logs what is wrong with answers, for each reason at most a line a minute, which counts those before it that
 // have got none.
 type faultLog struct {
 	log *slog.Logger
@@ -255,7 +246,7 @@ func (l *faultLog) note(reason string, status int) {
 	}
 	f.count++
 	now, count := time.Now(), f.count
-	due := f.logged.IsZero() || now.Sub(f.logged) >= time.Second
+	due := f.logged.IsZero() || now.Sub(f.logged) >= time.Minute
 	if due {
 		f.logged, f.count = now, 0
 	}

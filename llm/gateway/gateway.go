@@ -63,7 +63,7 @@ type Config struct {
 // whatever it is. So is an answer with 503 or 529, unless it says when to come back.
 //
 // Nothing is free. If an answer reports no usage, breaks off or does not come, the estimate stands. The log says so, for each
-// reason in one line a second at most.
+// reason in one line a minute at most.
 type Gateway struct {
 	config  Config
 	dialect dialect
@@ -269,7 +269,9 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 			return
 		}
 	}
-	a.passOn()
+	if a.captured != nil {
+		a.passOn(int64(a.captured.Len()))
+	}
 }
 
 // refused notes that the gateway has answered in the provider's place.

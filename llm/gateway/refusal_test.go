@@ -155,6 +155,7 @@ func TestARefusalOfTheProviderHoldsTheLineAndIsSentAgain(t *testing.T) {
 		"503 without a time":  {"openai", 503, nil, "down", 0},
 		"500 asks in vain":    {"openai", 500, map[string]string{"Retry-After": "4"}, "broken", 0},
 		"429 that never ends": {"openai", 429, map[string]string{"Retry-After": "1", "Endless": "1"}, "slow", time.Second},
+		"429 that breaks off": {"openai", 429, map[string]string{"Retry-After": "1", "Breaks": "1", "Content-Length": "9"}, "slow", time.Second},
 		"429 that is long":    {"openai", 429, map[string]string{"Retry-After": "1"}, strings.Repeat("x", 64<<10+1), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -178,6 +179,9 @@ func TestARefusalOfTheProviderHoldsTheLineAndIsSentAgain(t *testing.T) {
 					w.WriteHeader(refusal.status)
 					_, _ = w.Write([]byte(refusal.body))
 					w.(http.Flusher).Flush()
+					if refusal.header["Breaks"] != "" {
+						panic(http.ErrAbortHandler)
+					}
 					if refusal.header["Endless"] != "" {
 						<-r.Context().Done()
 						panic(http.ErrAbortHandler)
