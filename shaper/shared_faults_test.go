@@ -32,9 +32,9 @@ type bucketFault struct {
 	gap    func(p *processes) time.Duration // in which nobody leaves, at most
 }
 
-// heldByOthers returns the units that three of four processes hold, and that the new state does not
+// heldByOthers returns the units that all processes but one hold, and that the new state does not
 // know.
-func heldByOthers(p *processes) int64 { return 3 * p.mostHeld() }
+func heldByOthers(p *processes) int64 { return int64(len(p.all)-1) * p.mostHeld() }
 
 // timeOfHeld returns for how long nobody leaves if new slots begin behind all leased ones.
 func timeOfHeld(p *processes) time.Duration {
@@ -265,71 +265,53 @@ func TestProcessesWithOneBucketKeepThePromises(t *testing.T) {
 		share(t, 1+chance.IntN(5), limits, rtt, func(p *processes) {
 			stop := p.saturate(30)
 			defer stop()
-			var faults []processFault
+			faults := map[time.Duration]bucketFault{}
 			for range 4 {
 				p.at(time.Since(p.start) + 2*shaper.MaxAhead + time.Duration(chance.Int64N(int64(time.Second))))
-				faults = append(faults, p.randomFault(chance))
+				f := anyFault(chance)
+				faults[time.Since(p.start)] = f
+				f.breaks(p)
 			}
 			p.at(time.Since(p.start) + 2*time.Second)
 			stop()
 			p.at(time.Since(p.start) + time.Second)
 			var extras []model.Extra
-			for _, f := range faults {
-				extra := model.Extra{From: f.at, To: f.at + 2*shaper.MaxAhead, Why: f.what}
-				switch {
-				case f.epochs: // What each of the others has leased may be used beside the new slots.
-					extra.Cost = int64(len(p.all)-1) * p.mostHeld()
-				case f.back > 0:
-					extra.Cost = p.pace().Slots(f.back)
+			for at, f := range faults {
+				if f.extra != nil {
+					extras = append(extras, model.Extra{From: at, To: at + 2*shaper.MaxAhead, Cost: f.extra(p), Why: f.name})
 				}
-				extras = append(extras, extra)
 			}
 			p.check(extras...)
 		})
 	}
 }
 
-// A processFault is something that has gone wrong, and the cost that it may have.
-type processFault struct {
-	at     time.Duration
-	what   string
-	epochs bool          // nobody knows any more when the units are due that were leased
-	back   time.Duration // units of the others are due so much apart
-}
-
-// randomFault makes something go wrong.
-func (p *processes) randomFault(chance *rand.Rand) (f processFault) {
-	f.at = time.Since(p.start)
+// anyFault returns one of the faults that may come one after the other.
+func anyFault(chance *rand.Rand) bucketFault {
 	switch chance.IntN(6) {
 	case 0:
-		p.Wipe()
-		f.what, f.epochs = "the state is lost", true
+		return bucketFault{name: "the state is lost", extra: heldByOthers, breaks: func(p *processes) { p.Wipe() }}
 	case 1:
-		step := time.Duration(chance.Int64N(int64(5 * time.Second)))
-		p.Step(step)
-		f.what, f.epochs = fmt.Sprintf("the clock is set forward by %v", step), true
+		return clockIsSet(time.Duration(chance.Int64N(int64(5 * time.Second))))
 	case 2:
-		step := time.Duration(chance.Int64N(int64(200 * ms)))
-		p.Step(-step)
-		f.what, f.back = fmt.Sprintf("the clock is set back by %v", step), min(step, 50*ms)
+		return clockIsSet(-time.Duration(chance.Int64N(int64(200 * ms))))
 	case 3:
 		fault := []buckettest.Fault{buckettest.LoseRequest, buckettest.LoseReply, buckettest.FailBefore, buckettest.FailAfter}[chance.IntN(4)]
 		every := 2 + chance.IntN(30)
-		p.Fail(func(call int, _ string) buckettest.Fault {
-			if call%every == 0 {
-				return fault
-			}
-			return buckettest.NoFault
-		})
-		f.what = fmt.Sprintf("one of %d calls fails: %v", every, fault)
+		return bucketFault{name: "calls fail", breaks: func(p *processes) {
+			p.Fail(func(call int, _ string) buckettest.Fault {
+				if call%every == 0 {
+					return fault
+				}
+				return buckettest.NoFault
+			})
+		}}
 	case 4:
-		delay := time.Duration(chance.Int64N(int64(100 * ms)))
-		p.SetDelay(delay, delay)
-		f.what = fmt.Sprintf("a way takes %v", delay)
-	default:
+		way := time.Duration(chance.Int64N(int64(100 * ms)))
+		return bucketFault{name: "answers are slow", breaks: func(p *processes) { p.SetDelay(way, way) }}
+	}
+	return bucketFault{name: "a process ends, and another begins", breaks: func(p *processes) {
 		_ = p.all[chance.IntN(len(p.all))].Close()
 		p.add(p.Memory)
-		f.what = "a process ends, and another begins"
-	}
-	return f
+	}}
 }
