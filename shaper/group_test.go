@@ -208,7 +208,7 @@ func heapInUse() int64 {
 // A Group whose buckets have all been deleted keeps next to no memory, whether they
 // all had the same Limits or each had its own.
 func TestIdleKeysKeepNoMemory(t *testing.T) {
-	const keys = 100_000
+	keys := rounds(20_000, 100_000, 100_000)
 	for name, limits := range map[string]func(int) shaper.Limits{
 		"one rule":           func(int) shaper.Limits { return shaper.Limits{Rate: 1} },
 		"each has its own":   func(key int) shaper.Limits { return shaper.Limits{Rate: 1, Burst: 1 + key} },

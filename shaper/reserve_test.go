@@ -34,20 +34,17 @@ func playReserving(t *testing.T, limits string, timeline func(g *reserving), opt
 
 // reserve is a call of Reserve in a goroutine of its own, which cancel can end.
 func (g *reserving) reserve(name string, estimate int) {
-	ctx, cancel := context.WithCancel(context.Background())
-	g.cancels[name] = cancel
-	g.reserveWith(ctx, name, estimate)
+	g.reserveWith(g.cancellable(name), name, estimate)
 }
 
 func (g *reserving) reserveWith(ctx context.Context, name string, estimate int) {
-	go func() {
+	g.calls(name, func() error {
 		settle, err := g.Reserve(ctx, estimate)
 		g.mu.Lock()
+		defer g.mu.Unlock()
 		g.settles[name] = settle
-		g.mu.Unlock()
-		g.note(name + " " + outcome(err))
-	}()
-	synctest.Wait()
+		return err
+	})
 }
 
 func (g *reserving) settle(name string, actual int) {

@@ -68,9 +68,7 @@ func (g *stage) at(d time.Duration) {
 // arrive is a call of WaitN(ctx, n) in a goroutine of its own, which cancel
 // can end.
 func (g *stage) arrive(name string, n int) {
-	ctx, cancel := context.WithCancel(context.Background())
-	g.cancels[name] = cancel
-	g.arriveWith(ctx, name, n)
+	g.arriveWith(g.cancellable(name), name, n)
 }
 
 // arriveWithin is the same with a deadline d from now.
@@ -81,11 +79,20 @@ func (g *stage) arriveWithin(d time.Duration, name string, n int) {
 }
 
 func (g *stage) arriveWith(ctx context.Context, name string, n int) {
-	go func() {
-		err := g.WaitN(ctx, n)
-		g.note(name + " " + outcome(err))
-	}()
+	g.calls(name, func() error { return g.WaitN(ctx, n) })
+}
+
+// calls makes a call in a goroutine of its own, and notes how it ends.
+func (g *stage) calls(name string, call func() error) {
+	go func() { g.note(name + " " + outcome(call())) }()
 	synctest.Wait()
+}
+
+// cancellable returns a context that cancel can end.
+func (g *stage) cancellable(name string) context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	g.cancels[name] = cancel
+	return ctx
 }
 
 // arriveAll are calls of cost 1, one after the other.
@@ -98,20 +105,17 @@ func (g *stage) arriveAll(names ...string) {
 // acquire is a call of Acquire(ctx, n) in a goroutine of its own, which cancel
 // can end; release gives back the seat that it has got.
 func (g *stage) acquire(name string, n int) {
-	ctx, cancel := context.WithCancel(context.Background())
-	g.cancels[name] = cancel
-	g.acquireWith(ctx, name, n)
+	g.acquireWith(g.cancellable(name), name, n)
 }
 
 func (g *stage) acquireWith(ctx context.Context, name string, n int) {
-	go func() {
+	g.calls(name, func() error {
 		release, err := g.Acquire(ctx, n)
 		g.mu.Lock()
+		defer g.mu.Unlock()
 		g.releases[name] = release
-		g.mu.Unlock()
-		g.note(name + " " + outcome(err))
-	}()
-	synctest.Wait()
+		return err
+	})
 }
 
 // acquireAll are calls of cost 1, one after the other.
