@@ -23,7 +23,7 @@ type request struct {
 	weight   uint16 // of its key, in a Shaper WithFairQueue
 	ahead    int32  // how many it has found in line, if it waits
 
-	// What a decision gives it.
+	// A decision sets these.
 	entered int64               // when it entered the line, if it waits; else when it was decided
 	done    <-chan struct{}     // if it waits: of ctx or, if peer is set, of the http.Request's context
 	peer    *serverconn.Waiting // nil: no connection is watched for it
@@ -237,7 +237,7 @@ func (r *request) announce(d *dispatcher, f *flow, dec decision) {
 }
 
 // announceEnd runs the hook of a request that is not in line, or no longer: it left, was
-// refused or gave up at the instant at. What it waited is the time from r.entered to that.
+// refused or gave up at the instant at. It waited from r.entered until then.
 func (r *request) announceEnd(d *dispatcher, f *flow, at int64, dec decision) {
 	ev := Event{
 		Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead),

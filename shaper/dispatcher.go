@@ -23,7 +23,7 @@ type dispatcher struct {
 	ticker *ticker // it may serve other dispatchers too
 	name   string
 
-	// What every call reads, from here to recorded, is in one cache line of 64 bytes.
+	// Every call reads the fields from here to recorded. They are in one cache line of 64 bytes.
 	origin
 	hasHooks bool // there are hooks in trace
 	keyed    bool // it belongs to a Group, whose flows come and go
@@ -144,8 +144,8 @@ func (d *dispatcher) lockWaking(order wakeOrder) (now int64) {
 	return d.lockAt(int64(time.Since(d.epoch)), order)
 }
 
-// lockAt is lockWaking for a caller that has read the clock. What is published for refusals
-// without the lock is withdrawn first.
+// lockAt is lockWaking for a caller that has read the clock. It first withdraws the view that is
+// published for refusals without the lock.
 func (d *dispatcher) lockAt(now int64, order wakeOrder) int64 {
 	d.mu.Lock()
 	if d.published.Load() != nil {

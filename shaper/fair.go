@@ -96,8 +96,8 @@ func (o *options) validateFair() error {
 // maxWeight is the greatest weight of a key.
 const maxWeight = 1000
 
-// A fairQueue is the order of the line of a [Shaper] WithFairQueue, and what the Shaper needs to know for
-// it. Fields below weight are guarded by the lock of the dispatcher.
+// A fairQueue is the order of the line of a [Shaper] WithFairQueue, with the keys of its requests. The lock
+// of the dispatcher guards the fields below weight.
 type fairQueue struct {
 	weight func(key string) int
 
@@ -107,7 +107,7 @@ type fairQueue struct {
 	latest  *waiter               // the end of the list
 	refused [keptRefusals]any     // the keys of the latest refusals; see refusalRing
 
-	recordings []*Recording // those of the Shaper, which are told who leaves
+	recordings []*Recording // of the Shaper; they are told which requests leave
 }
 
 // weigh sets the key of a request if it has none, and its weight. The lock is not held.
@@ -216,9 +216,10 @@ func (q *fairQueue) aheadUpTo(r turn, without *waiter, most int64) (n int32, cos
 
 // judgeLocked judges a newcomer that finds requests in line, and may wait.
 //
-// To find out how many leave before the newcomer takes a look at each of them. So at first the newcomer is
-// taken to leave last: if that is not too late, nothing is. Else they are counted until it is too late
-// behind them. A forecast, which has no context, is told exactly.
+// To find out how many requests leave before the newcomer, each of them must be looked at. So the newcomer
+// is first taken to leave last: if even that is not too late, its exact place does not matter. Otherwise the
+// requests ahead are counted until the newcomer is too late behind them. A forecast, which has no context,
+// always gets the exact place.
 //
 // It is not inlined, so that its frame is not there for others.
 //

@@ -11,8 +11,8 @@ import (
 // for each key. The flows of a keyShard share a dispatcher. Methods of a flow need the
 // dispatcher's lock held, unless they say otherwise.
 //
-// In most flows of a Group no request ever waits, so a flow is small. What only few of
-// them need is in line and cold.
+// In most flows of a Group no request ever waits, so a flow is small. The fields that only few flows
+// need are in line and cold.
 type flow struct {
 	bucket bucket
 	line   *line // nil: no request waits or has a seat
@@ -244,8 +244,8 @@ func (d departures) swap(i, j int) {
 	d[i].index, d[j].index = int32(i), int32(j)
 }
 
-// beginAfter notes, when a line begins, which departure the first one out of it follows. If
-// the level is 0, that may be long ago, and whatever keeps the request is not the schedule.
+// beginAfter records the departure that precedes the first departure out of a new line. At level 0 it
+// records none: that departure may be long ago, and not the schedule but a hold or the cap keeps the request.
 func (ln *line) beginAfter(now int64) {
 	b := &ln.flow.bucket
 	ln.leftAt, ln.above = unknown, 0

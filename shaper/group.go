@@ -71,7 +71,7 @@ import (
 // A Group is safe for concurrent use. A hash spreads its keys over several locks, so calls with
 // different keys rarely wait for each other.
 type Group[K comparable] struct {
-	// What every call reads. None of it changes once the Group is in use.
+	// Every call reads these fields. None of them changes once the Group is in use.
 	placement[K]
 	limits    func(K) (Limits, error)
 	bucketKey func(K) string // of WithBuckets; nil without

@@ -18,9 +18,9 @@ import (
 // The errors are as of WaitN; with an error release does nothing. A cost of 0 takes no
 // seat. It is unknown when requests end, so with a cap [RejectError.RetryAfter] and
 // [Shaper.Forecast] are estimates: for each request that has to end first, at least the
-// mean time for which requests have been in flight of late, divided by InFlight. What is
-// too late is decided without that estimate, as if a seat became free at once, so that no
-// request is refused which might leave in time.
+// mean time for which requests have been in flight of late, divided by InFlight. Whether a
+// request is too late is decided without that estimate, as if a seat became free at once, so that
+// no request is refused which might leave in time.
 func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error) {
 	held, err := s.acquire(ctx, n, newcomer)
 	if held.by == nil {
@@ -133,7 +133,7 @@ func (f *flow) freeSeat(now int64) {
 	if !f.hasSeat() {
 		f.notBefore(now)
 		f.bucket.sinceIsWhole()
-		f.bucket.idleUntil(now) // What has just been given back may have emptied it before.
+		f.bucket.idleUntil(now) // Units that have just been given back may have emptied it before.
 	}
 	f.line.seatsTaken--
 }

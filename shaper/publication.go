@@ -26,7 +26,7 @@ type publication struct {
 	at     int64 // when it was published
 	until  int64 // when the next head is to leave; from then on the lock is needed
 	cost   int64 // of the request that was refused then
-	leaves int64 // view.leaves of that cost, which most of those to come have too
+	leaves int64 // view.leaves of that cost, which most requests to come have too
 
 	after     uint64 // the number of the latest refusal in the refusalRing
 	stripes   *refusalStripes

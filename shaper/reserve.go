@@ -10,10 +10,10 @@ import (
 )
 
 // Reserve is [Shaper.Acquire] for a request whose cost is known only when it has ended, such as the tokens
-// of a language model. It waits as a request of cost estimate does. The caller then calls settle,
-// once, with what the request has cost. The bucket gets back what was reserved too much, or is
-// charged what was too little, and the requests in line are re-timed at once. With [Limits.InFlight]
-// settle also releases the seat.
+// of a language model. It waits as a request of cost estimate does. When the request has ended, the
+// caller calls settle, once, with the actual cost. If the estimate was too high, the bucket gets the
+// difference back; if it was too low, the bucket is charged the difference. The requests in line are
+// re-timed at once. With [Limits.InFlight] settle also releases the seat.
 //
 //	settle, err := s.Reserve(ctx, 2000)
 //	...
@@ -24,16 +24,16 @@ import (
 // and with an error. A negative actual means that the cost is not known: the estimate stands. It
 // also stands if settle is never called.
 //
-// Only that part of an estimate comes back which has not drained since the request left, because a
-// bucket that had known the cost would not hold less now. The package documentation states what is
-// promised. [Stats.Forfeited] counts the part that had drained: if it grows, [Limits.Burst] is too small for
-// what is reserved and not settled at a time.
+// Units that have drained since the request left do not come back, because a bucket that had known
+// the cost would not hold less now. The package documentation states the promises.
+// [Stats.Forfeited] counts the units that had drained: if it grows, [Limits.Burst] is too small for
+// the units that are reserved and not settled at a time.
 //
 // An estimate of 0 waits for nothing and takes no seat; settle then only charges. A negative
 // estimate is [ErrNegativeCost]. An estimate above Burst waits for an empty bucket, as any cost above
-// Burst does. settle also works after [Shaper.Close]. In a dry run it changes the shadow, when the
-// request has left that; verdicts stand. What is predicted for requests in line, such as a deadline that
-// is too early, is predicted as if nothing were settled.
+// Burst does. settle also works after [Shaper.Close]. In a dry run it changes the shadow when the
+// request has left the shadow; verdicts stand. Predictions for requests in line, such as that a deadline
+// is too early, are made as if nothing were settled.
 //
 // A [Shaper.Snapshot] does not have the reservations that are open: their estimates stand in it. With a level in a [Bucket]
 // ([WithBucket]) the estimate stands, too, and settle only releases the seat.
@@ -66,8 +66,8 @@ func (s *Shaper) Spend(ctx context.Context, estimate int, f func(context.Context
 // rounded or wrong can only slow down. Requests in line are re-timed.
 //
 // A negative n counts as 0. For an n of [Limits.Burst] or more it does nothing, and neither at [rate.Inf],
-// where the level is always 0, nor with a level in a [Bucket]. What it adds to the level is no part of
-// any reservation: a settle gives back what it would have given back without it.
+// where the level is always 0, nor with a level in a [Bucket]. The units that it adds to the level are
+// no part of any reservation: a settle gives back as many as it would without AtMost.
 func (s *Shaper) AtMost(n int) {
 	s.mustBeMade()
 	now := s.lockFlow(&s.flow)
@@ -75,9 +75,9 @@ func (s *Shaper) AtMost(n int) {
 	s.flow.atMost(&s.dispatcher, now, n)
 }
 
-// Reserve is [Shaper.Reserve] on the bucket of a key. If that has drained, and has been deleted,
-// there is nothing to be given back. What a settle charges is charged to the bucket that the key has then. So
-// it may call the limits function, and if that returns an error, nothing is charged.
+// Reserve is [Shaper.Reserve] on the bucket of a key. If the bucket has drained and has been deleted,
+// nothing is given back. A settle charges the bucket that the key has then. To make that bucket it may
+// call the limits function, and if the function returns an error, nothing is charged.
 func (g *Group[K]) Reserve(ctx context.Context, key K, estimate int) (settle func(actual int), err error) {
 	v, err := reserve(ctx, g, key, estimate, newcomer)
 	return v.orNothing(), err
@@ -354,7 +354,7 @@ func (f *flow) settled() *settlements {
 	return &noSettlements
 }
 
-// noSettlements are those of a flow that has none. It is only read.
+// noSettlements are the counts of a flow without settlements. It is only read.
 var noSettlements settlements
 
 // reservedOf returns the reservation of a request that has been admitted to a flow, which has its number
@@ -445,26 +445,27 @@ func (f *flow) atMost(d *dispatcher, now int64, n int) {
 	if b.interval.Compare(empty, nil, b.empty, b.roundedUpBy()) <= 0 {
 		return
 	}
-	b.leave(exact.At(now), 0) // What it raises the level by is as a departure, which no request makes.
+	b.leave(exact.At(now), 0) // To giveBack the rise of the level is as a departure, which no request makes.
 	b.setEmpty(empty, nil)
 	d.retimeLocked(f, now)
 }
 
-// reservations are what a bucket knows of the requests of Reserve that have left it and are not
-// settled.
+// reservations are the open reservations of a bucket: of requests that have left it and are not settled.
 //
-// After a settle the level is to be what it would be if the request had left with the cost that it
-// turned out to have. To take an amount off a departure of the past lowers the present level by as much, but by
-// no more than the least level since then: below that, the bucket has leaked nothing that it would
-// not have leaked anyway. (It is Lindley's recursion, read backwards.) The least level since a request left is the least of
-// the levels just before each later departure, and of the present one. So each open reservation keeps the least
-// level just before the departures that followed it, up to and including the next reservation. A departure compares
-// the level with that of the latest reservation only; a settle walks the reservations that have left
-// later, and lowers what they keep by what it gives back, as it lowers the level at each of these
-// instants. If the level has been 0, all that left before have nothing to get back, and are forgotten.
+// After a settle the level must be as if the request had left with its actual cost. If a departure of
+// the past had cost less, the present level would be lower by the difference, but by no more than the
+// least level since then: a bucket whose level had reached 0 would have leaked less from there on. (It is
+// Lindley's recursion, read backwards.) The least level since a request left is the minimum of the levels
+// just before each later departure, and of the present level.
+//
+// So each open reservation keeps the least level just before the departures that followed it, up to and
+// including the departure of the next reservation. A departure then compares the level with the latest
+// reservation only. A settle walks the reservations that have left later. It lowers the levels that they
+// keep by the units that it gives back, as the level was lower by so much at each of these instants. If
+// the level has been 0, no reservation from before that has anything to get back, and all are forgotten.
 //
 // The obvious rule, to lower the level by the difference, lets more leave in some windows than the
-// limit allows: what has drained meanwhile would be given back, too.
+// limit allows: units that have drained meanwhile would be given back, too.
 type reservations struct {
 	open []openReservation // in the order in which they left
 	last uint64            // the number of the latest
@@ -472,8 +473,8 @@ type reservations struct {
 	sinceIsRounded bool // line.since is the slot of a request that has just left, and is rounded; see roundsSlot
 	sinceStays     bool // the next call of noteSince tells nothing, as a slot has been given back, and the next head may have the same
 
-	// shadow has those that are in the line of a dry run, each with how much it was too great by if it
-	// has been settled already, and 0 if not.
+	// shadow has the reservations in the line of a dry run. For one that has been settled already it has the
+	// difference by which it was too great, and else 0.
 	shadow map[uint64]int64
 
 	settlements
@@ -532,7 +533,7 @@ func (rs *reservations) drop(b *bucket, number uint64) {
 	}
 }
 
-// remove removes the reservation at an index. The one before it keeps what it has kept.
+// remove removes the reservation at an index. The one before it takes over its least level.
 func (rs *reservations) remove(b *bucket, i int) {
 	if i > 0 && b.less(rs.open[i].least, rs.open[i-1].least) {
 		rs.open[i-1].least = rs.open[i].least
@@ -634,15 +635,15 @@ func (b *bucket) rescaleReserved(old exact.Interval) {
 	}
 }
 
-// giveReservedBack lowers the level by what the reservation with that number gets back, over at most,
-// and returns how many whole units that is.
+// giveReservedBack lowers the level by the units that the reservation with that number gets back, over
+// at most, and returns how many whole units that is.
 func (b *bucket) giveReservedBack(now int64, number uint64, over int64) (back int64) {
 	rs := &b.rare.reservations
 	at := exact.At(now)
 	level := b.remainder(at, false)
 	taken, i := level, len(rs.open)-1
 	for ; i >= 0; i-- {
-		// less and minus are not inlined, which would double what a settle takes.
+		// less and minus are not inlined: to call them would double the time of a settle.
 		o := &rs.open[i]
 		switch {
 		case o.least.excess == taken.excess:

@@ -183,7 +183,7 @@ func (sf *sharedFlow) checkFallbackLocked(now int64) {
 		sf.f.notBefore(now) // A request is not late because none could leave.
 		sf.d.markDirtyLocked(sf.f)
 	default:
-		// What has left meanwhile is told to the Bucket as the level that it has made.
+		// The Bucket is told of the requests that have left meanwhile, by the level that they have made.
 		own := sf.levelAsHighLocked(now)
 		sf.Raise(own)
 		sf.fallback = false

@@ -251,7 +251,7 @@ func (s *sharedLevels) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for f, sf := range s.flows {
-		sf.DropAll()                         // What could not be given back is lost.
+		sf.DropAll()                         // Units that could not be given back are lost.
 		if d.keyed && sf.meter.asking == 0 { // Its flow is gone.
 			delete(s.flows, f)
 		}

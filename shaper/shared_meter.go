@@ -97,7 +97,7 @@ func (m *meter) awaitAnswer(q *question, r *request, note func(now int64, dec de
 	now := d.lockFlow(sf.f)
 	defer d.unlockAndArm()
 	if !q.ended {
-		// The others are asked for all the same. What is taken for this one is dropped.
+		// The others are asked for all the same. Units that are taken for this one are dropped.
 		q.ended, q.entered = true, now
 		d.countAbandonmentLocked(sf.f, now)
 		q.dec = decision{err: cmp.Or(gone, context.Canceled), event: abandonedEvent, waiting: int32(sf.f.waiting())}

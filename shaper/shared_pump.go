@@ -206,8 +206,8 @@ func (p *pump) takeLocked(now int64) Take {
 		t.High = t.High.Later(sf.levelAsHighLocked(now))
 		return t
 	}
-	// What the level has room for may leave now, so it is asked for besides, all or nothing: it
-	// is not granted if the room is not there, and then a batch alone is asked for.
+	// Requests for which the level has room may leave now, so their units are asked for besides, all or
+	// nothing: if there is no such room nothing is granted, and then a batch alone is asked for.
 	batch, room := t.Cost, sf.ShareOfRoom(now)
 	for ; !sf.RefusedRoom && n < free && next != nil && t.Cost+next.cost <= room; n++ {
 		t.Cost += next.cost

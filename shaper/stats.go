@@ -14,7 +14,7 @@ import (
 // return, Departed + Refused + Abandoned + Waiting is the number of calls that had a
 // live context and a cost above 0. A retry of a [Transport] counts as one more call.
 //
-// Free and EmptyAt say what is left of a limit and when it is whole again, as of one instant. Free is
+// Free and EmptyAt say how much of a limit is left and when all of it is, as of one instant. Free is
 // the greatest cost up to [Limits.Burst] with which [Shaper.AllowN] would let a request leave now:
 // Burst − Level, rounded down. It is 0 while requests wait, while the line is held or the bucket blocked, while
 // all seats are taken, while an outage of a [Bucket] refuses newcomers, and once the Shaper admits no

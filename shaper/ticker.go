@@ -15,11 +15,11 @@ import (
 // line is left, or a little later if it has a file open. (Each call could sleep until its own
 // slot instead, but when a request gives up, its slot has to be handed to another.)
 //
-// A ticker serves one or several dispatchers. Each dispatcher publishes when its next head is to
-// leave. The goroutine takes the locks of those whose instant has come, one after the other; then
-// its own lock, under which it reads all instants and sets its alarm to the earliest. A
+// A ticker serves one or several dispatchers. Each dispatcher publishes the instant at which its next
+// head is to leave. The goroutine takes the locks of the dispatchers whose instant has come, one after
+// the other. Then it takes its own lock, reads all instants, and sets its alarm to the earliest. A
 // dispatcher publishes an instant before it takes the ticker's lock to move the alarm, so the
-// goroutine never goes to sleep without knowing of it.
+// goroutine never goes to sleep without knowing of that instant.
 //
 // A goroutine that holds the lock of a dispatcher may take the lock of the ticker. One that holds
 // the lock of the ticker takes no other.

@@ -178,8 +178,8 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int64, dec decision) {
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
-	// Which head leaves next does not change by what happens behind it. But units that were
-	// wanted of the Bucket may not be wanted any more.
+	// A request that gives up behind the head does not change which head leaves next. But units that
+	// were wanted of the Bucket may not be wanted any more.
 	changed := w.state != queued || d.mode&modeShared != 0
 	switch w.state {
 	case queued:
