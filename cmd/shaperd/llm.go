@@ -424,7 +424,10 @@ func (o *llmOptions) start() error {
 		return err
 	}
 	config["admin"] = map[string]any{"disabled": true, "config": map[string]any{"persist": false}}
-	config["logging"] = map[string]any{"logs": map[string]any{"default": map[string]any{"level": "WARN"}}}
+	config["logging"] = map[string]any{"logs": map[string]any{"default": map[string]any{"level": "WARN", "exclude": []string{"admin"}}}}
+	for _, server := range config["apps"].(map[string]any)["http"].(map[string]any)["servers"].(map[string]any) {
+		server.(map[string]any)["protocols"] = []string{"h1", "h2c"} // The others need TLS, and Caddy would warn of that.
+	}
 	if adapted, err = json.Marshal(config); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -146,7 +147,8 @@ func callForever(team, address string, d llmtest.Dialect) {
 func demoWords(o *llmOptions, d llmtest.Dialect) string {
 	curl := func(c llmtest.Call) string {
 		r := llmtest.NewRequest(context.Background(), d, c)
-		body, _ := io.ReadAll(r.Body) // It is in memory.
+		body, _ := io.ReadAll(r.Body) // It is in memory, and has an empty prompt.
+		body = bytes.Replace(body, []byte(`""`), []byte(`"Hello"`), 1)
 		return fmt.Sprintf("curl -sN 'http://%s%s' -H 'X-Team: you' -H 'Content-Type: application/json' -d '%s'", o.listen, r.URL.RequestURI(), body)
 	}
 	return fmt.Sprintf(`
