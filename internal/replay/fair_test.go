@@ -2,6 +2,7 @@ package replay_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -72,7 +73,7 @@ func randomCalls(chance *rand.Rand) (shaper.Limits, []comingCall) {
 		l.Rate = 1000.0 / 7
 	}
 	if chance.IntN(3) == 0 {
-		l.MaxWait = time.Duration(1 + chance.IntN(int(20*time.Second)))
+		l.MaxWait = 1 + time.Duration(chance.Int64N(int64(20*time.Second)))
 	}
 	typical := 1 + chance.IntN(20_000)
 	weights := []int{1 + chance.IntN(4), 1 + chance.IntN(4), 1, 1, 1000}
@@ -92,7 +93,7 @@ func randomCalls(chance *rand.Rand) (shaper.Limits, []comingCall) {
 			c.Actual = chance.IntN(c.Estimate + 1)
 		}
 		if chance.IntN(40) == 0 {
-			c.Estimate = int(400*24*time.Hour/time.Second) * int(l.Rate)
+			c.Estimate = math.MaxInt // of more than a year
 		}
 		calls[i] = comingCall{at, c}
 	}
