@@ -58,10 +58,10 @@ func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, er
 		return nil, noBucket(source, key)
 	}
 	d := &detail{
-		Bucket:  i.withOverride(r.view(r.at)),
+		Bucket:  i.withOverride(r.view(w, r.instant())),
 		InWords: limitwords.Of(r.limits.limits),
 		Rule:    i.ruleOf(ref),
-		Line:    w.lineOf(r.at, r.waiting, ref.line(inDetail)),
+		Line:    w.lineOf(r.instant(), int(r.waiting), ref.line(inDetail)),
 		Waits:   newWaits(of(w), w.source.histograms().Wait),
 		Control: i.mayControl(),
 	}

@@ -31,7 +31,7 @@ func (i *Inspector) serveWholeList(w http.ResponseWriter, r *http.Request, q que
 
 // export answers with all buckets that are wanted, as a file of a kind. They are written one by one,
 // so that the memory that it takes does not depend on the size of the file.
-func (c *core) export(w http.ResponseWriter, r *http.Request, q query, kind string, write func(io.Writer, *choice, func(*row) bucket) error) error {
+func (c *core) export(w http.ResponseWriter, r *http.Request, q query, kind string, write func(io.Writer, *choice, func(placed) bucket) error) error {
 	l, err := readListing(q)
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (c *core) export(w http.ResponseWriter, r *http.Request, q query, kind stri
 	w.Header().Set("Content-Type", contentTypes["."+kind])
 	w.Header().Set("Content-Disposition", fmt.Sprintf(`attachment; filename="buckets-%s.%s"`, chosen.At.Format("20060102T150405Z"), kind))
 	out := bufio.NewWriter(w)
-	err = write(out, chosen, func(r *row) bucket { return c.withOverride(r.view(chosen.At)) })
+	err = write(out, chosen, func(p placed) bucket { return c.withOverride(p.row.view(p.of, chosen.At)) })
 	if err == nil {
 		err = out.Flush()
 	}
@@ -66,7 +66,7 @@ func (c *core) export(w http.ResponseWriter, r *http.Request, q query, kind stri
 }
 
 // writeWholeList writes a [list] that has all its buckets on one page.
-func writeWholeList(w io.Writer, chosen *choice, view func(*row) bucket) error {
+func writeWholeList(w io.Writer, chosen *choice, view func(placed) bucket) error {
 	text, err := json.Marshal(chosen.list)
 	if err != nil {
 		return err
@@ -77,7 +77,7 @@ func writeWholeList(w io.Writer, chosen *choice, view func(*row) bucket) error {
 	}
 	comma := ""
 	for _, p := range chosen.rows {
-		if text, err = json.Marshal(view(p.row)); err != nil {
+		if text, err = json.Marshal(view(p)); err != nil {
 			return err
 		}
 		if _, err := fmt.Fprintf(w, "%s%s", comma, text); err != nil {
@@ -90,7 +90,7 @@ func writeWholeList(w io.Writer, chosen *choice, view func(*row) bucket) error {
 }
 
 // writeCSV writes a line for each bucket. Its columns are the fields of the API.
-func writeCSV(w io.Writer, chosen *choice, view func(*row) bucket) error {
+func writeCSV(w io.Writer, chosen *choice, view func(placed) bucket) error {
 	out := csv.NewWriter(w)
 	var fields []int
 	var cells []string
@@ -104,7 +104,7 @@ func writeCSV(w io.Writer, chosen *choice, view func(*row) bucket) error {
 		return err
 	}
 	for _, p := range chosen.rows {
-		b := reflect.ValueOf(view(p.row))
+		b := reflect.ValueOf(view(p))
 		for k, field := range fields {
 			cells[k] = cell(b.Field(field).Interface())
 		}

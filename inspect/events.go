@@ -275,10 +275,10 @@ func (c *core) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
 		return d, true
 	}
 	if r, ok := w.look(t.key, ref); ok {
-		b := c.withOverride(r.view(r.at))
+		b := c.withOverride(r.view(w, r.instant()))
 		d.Bucket = &b
 		if r.waiting > 0 {
-			d.NextDeparture = newLine(r.at, r.waiting, ref.line(1)).next()
+			d.NextDeparture = newLine(r.instant(), int(r.waiting), ref.line(1)).next()
 		}
 	}
 	if w.turns != nil {

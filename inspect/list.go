@@ -92,7 +92,7 @@ func readListing(q query) (l listing, err error) {
 // matches reports whether a row is wanted, whatever its source.
 func (l *listing) matches(r *row) bool {
 	return strings.HasPrefix(r.key, l.prefix) && strings.Contains(r.key, l.contains) &&
-		r.waiting > l.waitingGT &&
+		int(r.waiting) > l.waitingGT &&
 		(l.levelGT < 0 || r.levelAt(l.at) > l.levelGT) &&
 		(l.fillGT < 0 || r.fillOf(r.levelAt(l.at)) > l.fillGT) &&
 		(l.idleGT < 0 || r.idle() > l.idleGT) &&
@@ -168,7 +168,7 @@ func (c *core) list(ctx context.Context, l listing) (*list, error) {
 	}
 	defer chosen.release()
 	for _, p := range chosen.rows {
-		chosen.Buckets = append(chosen.Buckets, c.withOverride(p.row.view(chosen.At)))
+		chosen.Buckets = append(chosen.Buckets, c.withOverride(p.row.view(p.of, chosen.At)))
 	}
 	if chosen.more {
 		l.epoch = chosen.epoch
@@ -245,7 +245,7 @@ func (c *core) sift(ctx context.Context, snapshots []*snapshot, first *selection
 	}
 	for _, s := range snapshots {
 		for k := range s.rows {
-			if first.offer(&s.rows[k]); k%rowsPerTurn == rowsPerTurn-1 {
+			if first.offer(s.of, &s.rows[k]); k%rowsPerTurn == rowsPerTurn-1 {
 				runtime.Gosched()
 			}
 		}
@@ -411,20 +411,12 @@ var rankings = map[string]ranking{
 	"waiting":     func(_ *listing, r *row) float64 { return float64(r.waiting) },
 	"level":       func(l *listing, r *row) float64 { return round(l.levelThen(r)) },
 	"fill":        func(l *listing, r *row) float64 { return round(r.fillOf(l.levelThen(r))) },
-	"idle":        func(_ *listing, r *row) float64 { return -orderOf(r.lastCall) },
+	"idle":        func(_ *listing, r *row) float64 { return -float64(r.lastCall) },
 	"refused":     func(_ *listing, r *row) float64 { return float64(r.refused) },
 	"departed":    func(_ *listing, r *row) float64 { return float64(r.departed) },
 	"abandoned":   func(_ *listing, r *row) float64 { return float64(r.abandoned) },
 	"oldest_wait": func(_ *listing, r *row) float64 { return r.waitOrder() },
-	"last_call":   func(_ *listing, r *row) float64 { return orderOf(r.lastCall) },
-}
-
-// orderOf returns an instant as a number. The zero time comes before all others.
-func orderOf(t time.Time) float64 {
-	if t.IsZero() {
-		return 0
-	}
-	return float64(t.UnixNano())
+	"last_call":   func(_ *listing, r *row) float64 { return float64(r.lastCall) },
 }
 
 // levelThen returns the level that the first page has shown of a bucket that has only leaked
@@ -444,7 +436,7 @@ func (r *row) waitOrder() float64 {
 	if r.waiting == 0 {
 		return -math.MaxFloat64
 	}
-	return -float64(r.at.Add(-r.oldestWait).Round(time.Millisecond).UnixMilli())
+	return -float64(time.Unix(0, r.at-int64(r.oldestWait)).Round(time.Millisecond).UnixMilli())
 }
 
 // A position is the place of a row in an order.
@@ -478,6 +470,7 @@ type selection struct {
 // placed is a row with its place in the order.
 type placed struct {
 	position
+	of  *watched
 	row *row
 }
 
@@ -486,12 +479,12 @@ func newSelection(l *listing) *selection {
 }
 
 // offer takes a row if it is wanted, comes behind the cursor and may be among the first.
-func (s *selection) offer(r *row) {
+func (s *selection) offer(of *watched, r *row) {
 	if !s.l.matches(r) {
 		return
 	}
 	s.matched++
-	p := placed{position{s.l.rank(s.l, r), r.source.name, r.key}, r}
+	p := placed{position{s.l.rank(s.l, r), of.name, r.key}, of, r}
 	if s.l.after != nil && s.l.compare(p.position, *s.l.after) <= 0 {
 		return
 	}

@@ -69,47 +69,75 @@ func (t limitsTable) of(l shaper.Limits) *limitsView {
 	return v
 }
 
-// A row is a bucket as a scan has found it: the fields to be filtered, sorted and shown, in little
-// memory.
+// A row is a bucket as a scan has found it: the fields to be filtered, sorted and shown. There may be
+// a million of them, so what most buckets do not have stands elsewhere, and instants are in
+// nanoseconds since 1970, 0 for none.
 type row struct {
-	source *watched // set by the scan of the source
-	key    string   // the text of the key; any bytes
+	key    string // the text of the key; any bytes
 	limits *limitsView
+	rare   *rare // nil: all of it is zero
 
-	at         time.Time // the instant of all fields below
-	waiting    int
-	level      float64
-	inFlight   int
-	oldestWait time.Duration
-	heldUntil  time.Time
-	blocked    time.Time // until then
-	dryRun     bool
-	lastCall   time.Time
-	refusedAt  time.Time // when it has last refused; zero: it never has
-
-	departed, refused, abandoned          uint64
-	queueFull, tooLate, tooCostly, closed uint64
-	unavailable                           uint64
-	totalWait                             time.Duration
-	missed                                float64
-
-	reserved                      int
-	givenBack, charged, forfeited uint64
-
-	shared *shaper.BucketStats // nil: its level is its own
+	at                           int64 // the instant of all other fields
+	lastCall, refusedAt          int64
+	level                        float64
+	oldestWait, totalWait        time.Duration
+	departed, refused, abandoned uint64
+	waiting                      int32
+	dryRun                       bool
 }
 
+// rare are the fields of a row that are zero for most buckets. Requests that were refused for none
+// of its reasons found the line full.
+type rare struct {
+	heldUntil, blocked                      time.Time // until then
+	inFlight, reserved                      int
+	tooLate, tooCostly, closed, unavailable uint64
+	missed                                  float64
+	givenBack, charged, forfeited           uint64
+	shared                                  *shaper.BucketStats // nil: its level is its own
+}
+
+// nothingRare stands for the rare fields of a row that has none.
+var nothingRare rare
+
 func newRow(key string, st shaper.Stats, limits *limitsView, now time.Time) row {
-	return row{
-		key: key, limits: limits, at: now,
-		waiting: st.Waiting, level: st.Level, inFlight: st.InFlight, oldestWait: st.OldestWait,
-		heldUntil: st.HeldUntil, blocked: st.BlockedUntil, dryRun: st.DryRun,
-		lastCall: st.LastCall, refusedAt: st.LastRefusal,
+	r := row{
+		key: key, limits: limits,
+		at: now.UnixNano(), lastCall: nanoseconds(st.LastCall), refusedAt: nanoseconds(st.LastRefusal),
+		level: st.Level, oldestWait: st.OldestWait, totalWait: st.TotalWait,
 		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
-		queueFull: st.QueueFull, tooLate: st.TooLate, tooCostly: st.TooCostly, closed: st.Closed,
-		unavailable: st.Unavailable, totalWait: st.TotalWait, missed: st.Missed,
-		reserved: st.Reserved, givenBack: st.GivenBack, charged: st.Charged, forfeited: st.Forfeited, shared: sharedBucket(st.Bucket),
+		waiting: bounded(st.Waiting), dryRun: st.DryRun,
 	}
+	more := rare{
+		heldUntil: st.HeldUntil, blocked: st.BlockedUntil, inFlight: st.InFlight, reserved: st.Reserved,
+		tooLate: st.TooLate, tooCostly: st.TooCostly, closed: st.Closed, unavailable: st.Unavailable, missed: number(st.Missed),
+		givenBack: st.GivenBack, charged: st.Charged, forfeited: st.Forfeited, shared: sharedBucket(st.Bucket),
+	}
+	if more != nothingRare {
+		kept := more // Only this one is not on the stack.
+		r.rare = &kept
+	}
+	return r
+}
+
+// instant returns the instant of the row.
+func (r *row) instant() time.Time { return time.Unix(0, r.at) }
+
+// nanoseconds returns an instant as it stands in a row.
+func nanoseconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+// instantOf returns the instant that stands in a row, for JSON: in UTC, nil if there is none.
+func instantOf(nanoseconds int64) *time.Time {
+	if nanoseconds == 0 {
+		return nil
+	}
+	t := time.Unix(0, nanoseconds).UTC()
+	return &t
 }
 
 // sharedBucket returns the state of a shared bucket, or nil if there is none.
@@ -117,7 +145,8 @@ func sharedBucket(st shaper.BucketStats) *shaper.BucketStats {
 	if st.State == "" {
 		return nil
 	}
-	return &st
+	kept := st // Only this one is not on the stack.
+	return &kept
 }
 
 // levelAt returns the level at an instant, which is not after the instant of the row. If the
@@ -125,8 +154,8 @@ func sharedBucket(st shaper.BucketStats) *shaper.BucketStats {
 // best there is. The same goes while requests wait: each that leaves raises the level again.
 func (r *row) levelAt(at time.Time) float64 {
 	level := number(r.level)
-	if level > 0 && r.waiting == 0 && r.limits.rate != nil && r.at.After(at) && !r.lastCall.After(at) {
-		leaked := *r.limits.rate * r.at.Sub(at).Seconds()
+	if then := at.UnixNano(); level > 0 && r.waiting == 0 && r.limits.rate != nil && r.at > then && r.lastCall <= then {
+		leaked := *r.limits.rate * time.Duration(r.at-then).Seconds()
 		level = max(level, min(level+leaked, float64(r.limits.burst))) // The line may have become empty since then.
 	}
 	return level
@@ -147,14 +176,14 @@ func round(f float64) float64 { return math.Round(f*1e6) / 1e6 }
 
 // idle returns how long the bucket has not been called; negative if it never has been.
 func (r *row) idle() time.Duration {
-	if r.lastCall.IsZero() {
+	if r.lastCall == 0 {
 		return -1
 	}
-	return max(r.at.Sub(r.lastCall), 0)
+	return max(time.Duration(r.at-r.lastCall), 0)
 }
 
 // refusing reports whether the bucket has refused of late.
-func (r *row) refusing() bool { return !r.refusedAt.IsZero() && r.at.Sub(r.refusedAt) < recently }
+func (r *row) refusing() bool { return r.refusedAt != 0 && time.Duration(r.at-r.refusedAt) < recently }
 
 // A bucket is a row in the form of the API.
 type bucket struct {
@@ -235,23 +264,27 @@ func newSharedView(st *shaper.BucketStats) *sharedView {
 	return v
 }
 
-// view returns the row in the form of the API. Its level and its fill are as at an instant that is
-// not after the instant of the row.
-func (r *row) view(at time.Time) bucket {
-	level := r.levelAt(at)
+// view returns the row, of a source, in the form of the API. Its level and its fill are as at an
+// instant that is not after the instant of the row.
+func (r *row) view(of *watched, at time.Time) bucket {
+	level, more := r.levelAt(at), r.rare
+	if more == nil {
+		more = &nothingRare
+	}
 	b := bucket{
-		Source: r.source.name, Key: strings.ToValidUTF8(r.key, "\uFFFD"), ID: idOf(r.key),
+		Source: of.name, Key: strings.ToValidUTF8(r.key, "\uFFFD"), ID: idOf(r.key),
 		Limits: r.limits.text, Rate: r.limits.rate, IntervalS: r.limits.interval,
 		Burst: r.limits.burst, Depth: r.limits.depth, MaxWaitS: r.limits.maxWait, InFlightMax: r.limits.inFlight,
-		Waiting: r.waiting, Level: round(level), Fill: round(r.fillOf(level)), InFlight: r.inFlight,
-		OldestWaitS: r.oldestWait.Seconds(), HeldUntil: instant(r.heldUntil), BlockedUntil: instant(r.blocked), DryRun: r.dryRun,
-		LastCall: instant(r.lastCall), LastRefusal: instant(r.refusedAt),
+		Waiting: int(r.waiting), Level: round(level), Fill: round(r.fillOf(level)), InFlight: more.inFlight,
+		OldestWaitS: r.oldestWait.Seconds(), HeldUntil: instant(more.heldUntil), BlockedUntil: instant(more.blocked), DryRun: r.dryRun,
+		LastCall: instantOf(r.lastCall), LastRefusal: instantOf(r.refusedAt),
 		Departed: r.departed, Refused: r.refused, Abandoned: r.abandoned,
-		QueueFull: r.queueFull, TooLate: r.tooLate, TooCostly: r.tooCostly, Closed: r.closed,
-		Unavailable: r.unavailable, TotalWaitS: r.totalWait.Seconds(), Missed: number(r.missed), Refusing: r.refusing(),
-		Reserved: r.reserved, GivenBack: r.givenBack, Charged: r.charged, Forfeited: r.forfeited,
-		Shared: newSharedView(r.shared),
-		of:     r.source, raw: r.key, only: r.source.source.kind() == "shaper",
+		QueueFull: r.refused - more.tooLate - more.tooCostly - more.closed - more.unavailable,
+		TooLate:   more.tooLate, TooCostly: more.tooCostly, Closed: more.closed,
+		Unavailable: more.unavailable, TotalWaitS: r.totalWait.Seconds(), Missed: more.missed, Refusing: r.refusing(),
+		Reserved: more.reserved, GivenBack: more.givenBack, Charged: more.charged, Forfeited: more.forfeited,
+		Shared: newSharedView(more.shared),
+		of:     of, raw: r.key, only: of.source.kind() == "shaper",
 	}
 	if idle := r.idle(); idle >= 0 {
 		seconds := idle.Seconds()

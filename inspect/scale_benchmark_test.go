@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -59,6 +60,40 @@ func BenchmarkScan(b *testing.B) {
 		time.Sleep(1100 * time.Millisecond) // The next is a second later at the earliest.
 		b.StartTimer()
 	}
+}
+
+// BenchmarkHeap is how much memory 100,000 buckets take, and how much more it is after one list and
+// after five: what has been collected is left out.
+//
+//	go test -run=^$ -bench=Heap -benchtime=1x ./inspect
+func BenchmarkHeap(b *testing.B) {
+	empty := heap()
+	g := manyBuckets(b)
+	i := inspect.New()
+	defer i.Close()
+	i.Add("many", inspect.OfGroup(g))
+	alone := heap()
+	for b.Loop() {
+		b.ReportMetric(float64(alone-empty)/1e6, "MB-of-buckets")
+		for n := 1; n <= 5; n++ {
+			ask(i, "/api/v1/buckets?sort=-level")
+			if n == 1 {
+				b.ReportMetric(float64(heap()-empty)/1e6, "MB-after-one-list")
+			}
+			time.Sleep(1100 * time.Millisecond) // The next scan is a second later at the earliest.
+		}
+		b.ReportMetric(float64(heap()-empty)/1e6, "MB-after-five")
+	}
+	runtime.KeepAlive(g)
+}
+
+// heap returns how many bytes are in use.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC() // what only finalizers or a pool have held
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // BenchmarkList is a list of 100,000 buckets that have just been scanned.

@@ -36,7 +36,6 @@ type watched struct {
 	next     time.Time     // when latest is too old
 	again    time.Time     // when another scan may begin, for a key that is not known
 	scanning chan struct{} // closed when the scan that runs has ended; nil if none runs
-	spare    []row         // memory of a snapshot that nobody reads any more
 }
 
 // A snapshot is the result of a scan. Its rows do not change until it is released.
@@ -140,8 +139,12 @@ func (w *watched) renewLocked(ctx context.Context) error {
 	}
 	done := make(chan struct{})
 	w.scanning = done
-	rows := w.spare
-	w.spare = nil
+	var rows []row
+	if old := w.latest; old != nil && old.readers == 0 && w.source.knowsAll() {
+		// Whoever asks now waits for this scan, so it takes the place of the one before. If it
+		// needs methods of keys it may fail, and the one before must still be there.
+		rows, w.latest = old.rows, nil
+	}
 	defer func() { // also if a method of a key panics, else all who ask later would wait
 		w.scanning = nil
 		close(done)
@@ -150,14 +153,10 @@ func (w *watched) renewLocked(ctx context.Context) error {
 	w.scans++
 	number, begun := w.scans, time.Now()
 	rows = w.scanUnlocked(rows[:0])
-	old := w.latest
 	w.latest = &snapshot{of: w, number: number, at: begun, rows: rows}
 	took := time.Since(begun)
 	w.next = begun.Add(max(scanEvery, 2*took)) // so that scanning takes half of a core at most
 	w.again = begun.Add(4 * took)
-	if old != nil {
-		w.reuseLocked(old)
-	}
 	return nil
 }
 
@@ -166,28 +165,15 @@ func (w *watched) scanUnlocked(rows []row) []row {
 	w.mu.Unlock()
 	defer w.mu.Lock()
 	rows = w.source.scan(rows)
-	for k := range rows {
-		rows[k].source = w
-	}
 	clear(rows[len(rows):cap(rows)]) // rows of an earlier scan
 	return rows
 }
 
 // release says that the caller no longer reads the snapshot.
 func (s *snapshot) release() {
-	w := s.of
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
 	s.readers--
-	w.reuseLocked(s)
-}
-
-// reuseLocked keeps the memory of a snapshot for a later one, if nobody reads it.
-func (w *watched) reuseLocked(s *snapshot) {
-	if s == w.latest || s.readers > 0 || s.rows == nil || cap(w.spare) >= cap(s.rows) {
-		return
-	}
-	w.spare, s.rows = s.rows[:0], nil
 }
 
 // rest forgets the results of scans, and their memory, if nobody has asked for a while.
@@ -195,7 +181,7 @@ func (w *watched) rest(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.latest != nil && w.latest.readers == 0 && w.scanning == nil && now.Sub(w.next) > restAfter {
-		w.latest, w.spare = nil, nil
+		w.latest = nil
 		w.source.forget()
 	}
 }
@@ -206,8 +192,5 @@ func (w *watched) look(key string, ref bucketRef) (r row, ok bool) {
 	if !ok {
 		return row{}, false
 	}
-	now := time.Now()
-	r = newRow(key, st, newLimitsView(st.Limits), now)
-	r.source = w
-	return r, true
+	return newRow(key, st, newLimitsView(st.Limits), time.Now()), true
 }

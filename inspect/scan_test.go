@@ -303,3 +303,26 @@ func TestAnAdmittedCallIsNotTakenForARefusal(t *testing.T) {
 		require.Empty(t, listOf(t, i, "refusing=true").keys())
 	})
 }
+
+// Whoever looks at 100,000 keys again and again must not need their memory again and again: a row
+// has 112 bytes, and one scan is kept.
+func TestListsTakeLittleMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 20_000
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4, Depth: 5}, nil }, shaper.WithMaxKeys(2*keys))
+		require.NoError(t, err)
+		defer g.Close()
+		for k := range keys {
+			g.Allow(fmt.Sprintf("message_send/%06d", k))
+		}
+		i := inspect.New()
+		defer i.Close()
+		i.Add("many", inspect.OfGroup(g))
+		before := heap()
+		for n := range 5 {
+			require.Equal(t, http.StatusOK, ask(i, "/api/v1/buckets?sort=-level").Code)
+			require.Less(t, heap()-before, int64(keys*150), "after %d lists", n+1)
+			time.Sleep(2 * time.Second) // The next list needs another scan.
+		}
+	})
+}
