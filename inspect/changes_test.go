@@ -168,7 +168,7 @@ func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 // of one opens nothing at the other.
 func TestInspectorsOfOneKindShareTheirChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s")
+		s := shaperOf(t, "50/s")
 		pages := newConsole(inspect.Of(s))
 		const another = "another token of some length"
 		admin := console{pages.With(inspect.WithControl(another), inspect.WithLogger(slog.New(slog.DiscardHandler))), pages.log}

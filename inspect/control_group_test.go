@@ -287,7 +287,7 @@ func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 }
 
 func TestConcurrentChangesEndWithWhatWasInForce(t *testing.T) {
-	s := newShaper(t, "1 per 1h")
+	s := shaperOf(t, "1 per 1h")
 	g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 0.001, Burst: 20}, nil })
 	require.NoError(t, err)
 	defer g.Close()

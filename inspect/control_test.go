@@ -151,16 +151,9 @@ func limits(t *testing.T, text string) shaper.Limits {
 	return l
 }
 
-func newShaper(t *testing.T, text string) *shaper.Shaper {
-	t.Helper()
-	s, err := shaper.New(limits(t, text))
-	require.NoError(t, err)
-	return s
-}
-
 func TestLimitsAreChangedForATimeAndThenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s depth 100")
+		s := shaperOf(t, "50/s depth 100")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		start := time.Now()
@@ -199,7 +192,7 @@ func TestLimitsAreChangedForATimeAndThenBack(t *testing.T) {
 
 func TestALaterChangeReplacesTheEndOfTheEarlierOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s")
+		s := shaperOf(t, "50/s")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
@@ -216,7 +209,7 @@ func TestALaterChangeReplacesTheEndOfTheEarlierOne(t *testing.T) {
 
 func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s")
+		s := shaperOf(t, "50/s")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
@@ -243,7 +236,7 @@ func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
 // Somebody else's limits are newer than the limits before the change.
 func TestTheEndOfAChangeLeavesTheLimitsOfOthersInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s")
+		s := shaperOf(t, "50/s")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
@@ -265,7 +258,7 @@ func TestTheEndOfAChangeLeavesTheLimitsOfOthersInForce(t *testing.T) {
 
 func TestCloseEndsAllChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s depth 9")
+		s := shaperOf(t, "50/s depth 9")
 		c := newConsole(inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s depth 9","for":"10m"}`)
 		done := c.post(t, "/api/hold", `{"source":"one","for":"10m"}`)
@@ -289,7 +282,7 @@ func TestCloseEndsAllChanges(t *testing.T) {
 
 func TestALineIsHeldAndReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s depth 9")
+		s := shaperOf(t, "50/s depth 9")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		start, left := time.Now(), make(chan time.Duration, 2)
@@ -320,7 +313,7 @@ func TestALineIsHeldAndReleased(t *testing.T) {
 // has wanted for half a minute.
 func TestTheHoldsOfOthersStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s depth 9")
+		s := shaperOf(t, "50/s depth 9")
 		c := newConsole(inspect.Of(s))
 		start := time.Now()
 		s.Hold(2 * time.Minute)
@@ -342,7 +335,7 @@ func TestTheHoldsOfOthersStay(t *testing.T) {
 
 func TestACapIsKeptByLimitsThatNameNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s inflight 3")
+		s := shaperOf(t, "50/s inflight 3")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
@@ -353,7 +346,7 @@ func TestACapIsKeptByLimitsThatNameNone(t *testing.T) {
 }
 
 func TestAReaderOfEventsIsToldOfAChangeAtOnce(t *testing.T) {
-	c := newConsole(inspect.Of(newShaper(t, "50/s")))
+	c := newConsole(inspect.Of(shaperOf(t, "50/s")))
 	server := httptest.NewServer(c)
 	defer server.Close()
 	defer c.Close()
@@ -414,7 +407,7 @@ func TestNothingCanBeChangedWithoutAProperToken(t *testing.T) {
 		{[]inspect.Option{inspect.WithControl("  \n")}, "WithControl has no token", "WithControl has no token"},
 		{[]inspect.Option{inspect.WithHosts("shapers.internal"), inspect.WithControl("")}, "WithHosts lets other machines call", "WithHosts lets other machines call"},
 	} {
-		s := newShaper(t, "50/s")
+		s := shaperOf(t, "50/s")
 		i := console{log: &logText{}}
 		i.Inspector = inspect.New(append(c.opts, inspect.WithLogger(slog.New(slog.NewTextHandler(i.log, nil))))...)
 		i.Add("one", inspect.Of(s))
@@ -435,7 +428,7 @@ func TestNothingCanBeChangedWithoutAProperToken(t *testing.T) {
 }
 
 func TestARequestThatMayNotChangeAnythingIsRefused(t *testing.T) {
-	s := newShaper(t, "50/s")
+	s := shaperOf(t, "50/s")
 	c := newConsole(inspect.Of(s))
 	defer c.Close()
 	for name, r := range map[string]struct {
@@ -481,7 +474,7 @@ func TestARequestThatMayNotChangeAnythingIsRefused(t *testing.T) {
 }
 
 func TestAWrongBodyIsRefusedByTheNameOfItsField(t *testing.T) {
-	s := newShaper(t, "50/s")
+	s := shaperOf(t, "50/s")
 	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
 	require.NoError(t, err)
 	defer g.Close()
@@ -552,7 +545,7 @@ func TestTheLogWarnsOfAShortToken(t *testing.T) {
 
 func TestTokensCannotBeTriedQuickly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newConsole(inspect.Of(newShaper(t, "50/s")), inspect.WithHosts("shapers.internal"))
+		c := newConsole(inspect.Of(shaperOf(t, "50/s")), inspect.WithHosts("shapers.internal"))
 		defer c.Close()
 		from := func(address string) func(*http.Request) {
 			return func(r *http.Request) { r.RemoteAddr = address }
@@ -597,8 +590,8 @@ func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
 	require.NoError(t, err)
 	defer g.Close()
-	c := newConsole(inspect.Of(newShaper(t, "50/s depth 100")))
-	c.Add("upstream", inspect.Of(newShaper(t, "50/s depth 100")))
+	c := newConsole(inspect.Of(shaperOf(t, "50/s depth 100")))
+	c.Add("upstream", inspect.Of(shaperOf(t, "50/s depth 100")))
 	c.Add("clients", inspect.OfGroup(g))
 	defer c.Close()
 	for _, m := range shown {
@@ -609,7 +602,7 @@ func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 
 // The document says which fields a body has, and which of them it must have.
 func TestTheDocumentedFieldsAreThoseThatAreTaken(t *testing.T) {
-	c := newConsole(inspect.Of(newShaper(t, "50/s")))
+	c := newConsole(inspect.Of(shaperOf(t, "50/s")))
 	defer c.Close()
 	var doc struct {
 		Paths map[string]struct {

@@ -15,10 +15,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-func shaperOf(t *testing.T, limits string, opts ...shaper.Option) *shaper.Shaper {
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	s, err := shaper.New(l, opts...)
+func shaperOf(t *testing.T, text string, opts ...shaper.Option) *shaper.Shaper {
+	t.Helper()
+	s, err := shaper.New(limits(t, text), opts...)
 	require.NoError(t, err)
 	return s
 }
@@ -285,9 +284,7 @@ func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 // string is known from scans alone.
 func TestAStreamOfAKeyThatIsNotAStringOutlivesTheScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := shaper.ParseLimits("1 per 1h depth 5")
-		require.NoError(t, err)
-		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return l, nil })
+		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return limits(t, "1 per 1h depth 5"), nil })
 		require.NoError(t, err)
 		i := inspect.New()
 		defer i.Close()

@@ -101,9 +101,9 @@ func listIn(t *testing.T, w *httptest.ResponseRecorder) (l list) {
 }
 
 // groupOf makes a Group whose limits are the same for all keys.
-func groupOf(t *testing.T, limits string, opts ...shaper.GroupOption) *shaper.Group[string] {
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
+func groupOf(t *testing.T, text string, opts ...shaper.GroupOption) *shaper.Group[string] {
+	t.Helper()
+	l := limits(t, text)
 	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
 	require.NoError(t, err)
 	return g

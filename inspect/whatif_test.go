@@ -73,7 +73,7 @@ func (c console) whatIf(t *testing.T, key, limits string) (answer whatIf) {
 
 func TestWhatIfTellsABurstUnderOtherLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s depth 4")
+		s := shaperOf(t, "50/s depth 4")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		start := time.Now().UTC()
@@ -113,7 +113,7 @@ func TestWhatIfTellsABurstUnderOtherLimits(t *testing.T) {
 // Else those who ask and go, again and again, would keep the replays of others waiting.
 func TestAReplayIsNotWaitedForByACallerThatHasGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newConsole(inspect.Of(newShaper(t, "50/s")))
+		c := newConsole(inspect.Of(shaperOf(t, "50/s")))
 		defer c.Close()
 		end := inspect.BeginReplay(c.Inspector)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -137,7 +137,7 @@ func TestAReplayIsNotWaitedForByACallerThatHasGone(t *testing.T) {
 
 func TestARecordingEndsWhenNobodyAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "50/s")
+		s := shaperOf(t, "50/s")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		start := time.Now().UTC()
@@ -187,7 +187,7 @@ func TestTheRecordingOfLeastInterestGivesItsPlace(t *testing.T) {
 
 func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "1000/s depth 5 inflight 2")
+		s := shaperOf(t, "1000/s depth 5 inflight 2")
 		c := newConsole(inspect.Of(s))
 		c.whatIf(t, "", "1/s")
 		s.Hold(time.Hour)
@@ -228,7 +228,7 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 
 func TestMoreArrivalsThanAreKeptAreNotComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "1/s")
+		s := shaperOf(t, "1/s")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		require.True(t, s.Allow())
@@ -255,7 +255,7 @@ func TestMoreArrivalsThanAreKeptAreNotComplete(t *testing.T) {
 
 func TestCallsOfAClosedBucketAreRefusedUnderAnyLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "1/s depth 9")
+		s := shaperOf(t, "1/s depth 9")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		c.whatIf(t, "", "1/s")
@@ -276,7 +276,7 @@ func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
 	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
 	require.NoError(t, err)
 	defer g.Close()
-	c := newConsole(inspect.Of(newShaper(t, "50/s")))
+	c := newConsole(inspect.Of(shaperOf(t, "50/s")))
 	c.Add("many", inspect.OfGroup(g))
 	defer c.Close()
 	for _, r := range []struct {
@@ -409,7 +409,7 @@ func (l load) play(ctx context.Context, s *shaper.Shaper, calls *sync.WaitGroup)
 func playAndAsk(t *testing.T, under, limits string, l load, seed int) (answer whatIf) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, under)
+		s := shaperOf(t, under)
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
 		var calls sync.WaitGroup

@@ -35,6 +35,27 @@ func (s *scene) telling(told func() string) (address string) {
 // event is one of a stream.
 func event(name string, data any) string { return "event: " + name + "\ndata: " + js(data) + "\n\n" }
 
+// greeting is the first event of a stream of the shaper upstream, with changes that were made.
+func greeting(changes ...any) string {
+	return event("hello", map[string]any{
+		"at": time.Now(), "title": "", "control": false, "reports": []any{}, "changes": append([]any{}, changes...),
+		"sources": []any{map[string]any{"name": "upstream", "kind": "shaper"}}, "selected": map[string]any{"source": "upstream", "key": "", "id": ""},
+	})
+}
+
+// pointAt is a point of a history in which so many wait, as many arrive in a second, and ten times
+// as many in its shortest time.
+func pointAt(at time.Time, waiting float64) map[string]any {
+	return map[string]any{"at_ms": at.UnixMilli(), "arrivals": waiting, "departures": waiting, "refusals": waiting, "abandoned": waiting,
+		"brief":   map[string]any{"over_s": 0.1, "arrivals": 10 * waiting, "departures": waiting, "refusals": waiting, "abandoned": waiting},
+		"waiting": waiting, "level": waiting, "in_flight": waiting, "rate": 0.3 * waiting, "depth": 1.02 * waiting, "held": false, "dry_run": false}
+}
+
+// historyOf is the second event, with points of the last minute and of the last hour.
+func historyOf(points []any, long ...any) string {
+	return event("history", map[string]any{"step_s": 0.1, "points": points, "long_step_s": 10, "long": append([]any{}, long...)})
+}
+
 // overlaps is an expression for the parts of the tiles that lie over each other, or reach
 // out of their tile. Of a text the box is where its letters are.
 const overlaps = `[...document.querySelectorAll("#tiles > li")].flatMap(tile => {
@@ -62,20 +83,14 @@ func TestTheTilesDoNotOverlapWhateverTheirFigures(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.shaper("upstream", "100000/s depth 100000")
-	hello := map[string]any{
-		"at": time.Now(), "title": "", "control": false, "reports": []any{}, "changes": []any{},
-		"sources":  []any{map[string]any{"name": "upstream", "kind": "shaper"}},
-		"selected": map[string]any{"source": "upstream", "key": "", "id": ""},
-	}
 	var told string
 	address := s.telling(func() string { return told })
 	p := newTab(t, address)
 	for _, dry := range []bool{false, true} {
 		for _, f := range []float64{0.3, 2000, 23_456, 100_000} {
-			point := map[string]any{"at_ms": time.Now().UnixMilli(), "arrivals": f, "departures": f, "refusals": f, "abandoned": f,
-				"waiting": f, "level": f, "in_flight": f, "rate": 0.3 * f, "depth": f, "held": false, "dry_run": dry,
-				"brief": map[string]any{"over_s": 0.1, "arrivals": 9 * f, "departures": f, "refusals": f, "abandoned": f}}
-			told = event("hello", hello) + event("history", map[string]any{"step_s": 0.25, "points": []any{point, point}})
+			point := pointAt(time.Now(), f)
+			point["dry_run"] = dry
+			told = greeting() + historyOf([]any{point, point})
 			p.open(address)
 			p.awaitTrue("the figures are there", `document.querySelector("[data-tile=arrivals] .number").textContent !== "–"`)
 			for _, width := range []int64{320, 390, 600, 719, 721, 768, 1024, 1198, 1200, 1280, 1366, 1920} {

@@ -65,17 +65,9 @@ func TestALinkToAMomentShowsIt(t *testing.T) {
 	s := newScene(t)
 	s.shaper("upstream", "1/h depth 1000")
 	now := time.Now().Truncate(time.Second)
-	point := func(before time.Duration, waiting int) map[string]any {
-		return map[string]any{"at_ms": now.Add(-before).UnixMilli(), "arrivals": waiting, "departures": 0, "refusals": 0, "abandoned": 0,
-			"brief":   map[string]any{"over_s": 0.1, "arrivals": 10 * waiting, "departures": 0, "refusals": 0, "abandoned": 0},
-			"waiting": waiting, "level": 1, "in_flight": 0, "rate": 1.0 / 3600, "depth": 1000, "held": false, "dry_run": false}
-	}
+	point := func(before time.Duration, waiting float64) any { return pointAt(now.Add(-before), waiting) }
 	address := s.telling(func() string {
-		return event("hello", map[string]any{
-			"at": now, "title": "", "control": false, "reports": []any{}, "changes": []any{},
-			"sources": []any{map[string]any{"name": "upstream", "kind": "shaper"}}, "selected": map[string]any{"source": "upstream", "key": "", "id": ""},
-		}) + event("history", map[string]any{"step_s": 0.1, "points": []any{point(time.Second, 11), point(0, 22)},
-			"long_step_s": 10, "long": []any{point(50*time.Minute, 33), point(20*time.Minute, 44), point(10*time.Minute, 55)}}) +
+		return greeting() + historyOf([]any{point(time.Second, 11), point(0, 22)}, point(50*time.Minute, 33), point(20*time.Minute, 44), point(10*time.Minute, 55)) +
 			event("detail", map[string]any{"bucket": nil, "histograms": map[string]any{}})
 	})
 	p := newTab(t, address)
@@ -243,14 +235,10 @@ func TestTheRowOfTheOpenBucketSaysWhatItsTilesSay(t *testing.T) {
 	_, answer := s.get("api/buckets/upstream/")
 	var of map[string]any
 	require.NoError(t, json.Unmarshal(answer, &of))
-	hello := map[string]any{
-		"at": time.Now(), "title": "", "control": false, "reports": []any{}, "changes": []any{},
-		"sources": []any{map[string]any{"name": "upstream", "kind": "shaper"}}, "selected": map[string]any{"source": "upstream", "key": "", "id": ""},
-	}
-	point := map[string]any{"at_ms": time.Now().UnixMilli(), "arrivals": 0, "departures": 0, "refusals": 0, "abandoned": 0,
-		"waiting": 49, "level": 1, "in_flight": 0, "rate": 1.0 / 3600, "depth": 99, "held": false, "dry_run": false}
+	point := pointAt(time.Now(), 49)
+	point["level"] = 1
 	address := s.telling(func() string {
-		return event("hello", hello) + event("history", map[string]any{"step_s": 0.25, "points": []any{point}}) +
+		return greeting() + historyOf([]any{point}) +
 			event("detail", map[string]any{"bucket": of["bucket"], "histograms": map[string]any{}})
 	})
 	p := newTab(t, address)
@@ -269,10 +257,7 @@ func TestManyChangesLeaveTheTableWhereItIs(t *testing.T) {
 	top := func() float64 {
 		p := newTab(t, s.address(""))
 		address := s.telling(func() string {
-			return event("hello", map[string]any{
-				"at": time.Now(), "title": "", "control": false, "reports": []any{}, "changes": changes,
-				"sources": []any{map[string]any{"name": "upstream", "kind": "shaper"}}, "selected": map[string]any{"source": "upstream", "key": "", "id": ""},
-			})
+			return greeting(changes...)
 		})
 		p.host = strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/")
 		p.open(address)
