@@ -15,7 +15,7 @@ const (
 	turnSeconds = 60   // for how long back it is told whose requests have left
 	turnKeys    = 64   // keys of which more than their number is told: in line, and of those that left in each second
 	turnsShown  = 24   // keys that a stream tells of
-	turnsAhead  = 1000 // requests in line that are looked at, to tell when keys leave
+	turnsAhead  = 256  // requests in line that are looked at, to tell when keys leave
 	turnsKept   = 4096 // requests that may leave within a second, and it is still known whose they were
 
 	// maxTurnKey is how many bytes of a key are told. Keys may be made up by clients, and a
