@@ -47,7 +47,10 @@ func shownLines() (all []shownLine) {
 
 // inspected returns the line as pages show it.
 func (l shownLine) inspected() inspect.Source {
-	if l.group == nil {
+	switch {
+	case l.group == nil && l.lines.ledger != nil:
+		return inspect.OfQuota(l.line, l.quotaTaken)
+	case l.group == nil:
 		return inspect.Of(l.line)
 	}
 	return inspect.OfGroup(l.group, inspect.WithExplain(l.where))

@@ -32,7 +32,7 @@ func BenchmarkTurns(b *testing.B) {
 			realtime.Until(b, func() bool { return s.Stats().Waiting == 2*keys }, "all wait")
 			b.ReportAllocs()
 			for b.Loop() {
-				require.Equal(b, http.StatusOK, ask(i, "/api/keys/one/").Code)
+				require.Equal(b, http.StatusOK, ask(i, "/api/v1/keys/one/").Code)
 			}
 		})
 	}
