@@ -190,6 +190,27 @@ func TestAWeightCountsUntilTheLineOfTheKeyIsEmpty(t *testing.T) {
 	}))
 }
 
+// A weight out of range counts as the nearest in range. The function is called outside any lock: it may call
+// methods of the Shaper.
+func TestAWeightIsFromOneToAThousand(t *testing.T) {
+	weights := map[string]int{"a": 0, "b": -1 << 31, "c": 1000, "d": 1001, "e": 1<<31 - 1}
+	var asked func() int
+	play(t, "10/s depth 20", func(g *stage) {
+		asked = func() int { return g.Stats().Keys }
+		g.comes("z", "a1", "b1", "c1", "d1", "e1")
+		var got []int
+		for _, k := range g.Keys(9) {
+			got = append(got, k.Weight)
+		}
+		require.Equal(t, []int{1000, 1000, 1000, 1, 1}, got)
+		g.at(10 * time.Second)
+		g.saw("0s z left", "100ms c1 left", "200ms d1 left", "300ms e1 left", "400ms a1 left", "500ms b1 left")
+	}, shaper.WithFairQueue(func(key string) int {
+		asked()
+		return weights[key]
+	}))
+}
+
 func TestWhoWouldLeaveLastIsRefused(t *testing.T) {
 	play(t, "10/s depth 4", func(g *stage) {
 		g.comes("z", "a1", "a2", "a3", "a4") // a fills all places.
