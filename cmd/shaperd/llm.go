@@ -281,6 +281,20 @@ var keyLines = map[string]string{
 	"openai-compatible": `header_up Authorization "Bearer {env.%s}"`,
 }
 
+// withoutKeys keeps keys out of the log. Caddy logs the header of a call whose answer breaks off, and knows of
+// Authorization alone that it has a key. A call to Gemini may have its key in the query.
+const withoutKeys = `	log {
+		format filter {
+			request>headers>Api-Key delete
+			request>headers>X-Api-Key delete
+			request>headers>X-Goog-Api-Key delete
+			request>uri query {
+				delete key
+			}
+		}
+	}
+`
+
 // caddyfile returns the Caddyfile that does what the flags say.
 func (o *llmOptions) caddyfile() string {
 	var b strings.Builder
@@ -295,6 +309,7 @@ func (o *llmOptions) caddyfile() string {
 	line(0, "{")
 	line(1, "auto_https off")
 	line(1, "grace_period %s # for calls that wait or run, when the server is told to end", short(o.grace))
+	b.WriteString(withoutKeys)
 	line(1, "servers {")
 	line(2, "keepalive_interval %s", short(o.keepAlive))
 	line(1, "}")
@@ -424,7 +439,8 @@ func (o *llmOptions) start() error {
 		return err
 	}
 	config["admin"] = map[string]any{"disabled": true, "config": map[string]any{"persist": false}}
-	config["logging"] = map[string]any{"logs": map[string]any{"default": map[string]any{"level": "WARN", "exclude": []string{"admin"}}}}
+	log := config["logging"].(map[string]any)["logs"].(map[string]any)["default"].(map[string]any)
+	log["level"], log["exclude"] = "WARN", []string{"admin"}
 	for _, server := range config["apps"].(map[string]any)["http"].(map[string]any)["servers"].(map[string]any) {
 		server.(map[string]any)["protocols"] = []string{"h1", "h2c"} // The others need TLS, and Caddy would warn of that.
 	}

@@ -60,6 +60,16 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 const printedCaddyfile = `{
 	auto_https off
 	grace_period 1m # for calls that wait or run, when the server is told to end
+	log {
+		format filter {
+			request>headers>Api-Key delete
+			request>headers>X-Api-Key delete
+			request>headers>X-Goog-Api-Key delete
+			request>uri query {
+				delete key
+			}
+		}
+	}
 	servers {
 		keepalive_interval 15s
 	}
@@ -176,6 +186,23 @@ func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
 	for _, secret := range []string{"a prompt", "a token", "the key"} {
 		require.NotContains(t, string(text)+p.log.String(), secret)
 	}
+}
+
+// Caddy logs the header of a call whose answer breaks off.
+func TestTheLogOfTheGatewayHasNoKeys(t *testing.T) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "1000")
+		fmt.Fprint(w, "{")
+		panic(http.ErrAbortHandler)
+	}))
+	defer upstream.Close()
+	listen := freeAddress(t)
+	p := start(t, "llm", "--upstream", upstream.URL, "--provider", "gemini", "--requests", "600", "--listen", listen, "--page", "off")
+	p.until(func() bool { return strings.Contains(p.out.String(), "take turns") }, "the gateway serves")
+	_, _ = send(http.MethodPost, "http://"+listen+"/v1/models/m:generateContent?alt=sse&key=secret-1", "{}",
+		"Authorization", "Bearer secret-2", "X-Api-Key", "secret-3", "X-Goog-Api-Key", "secret-4", "Api-Key", "secret-5") // It breaks off.
+	p.until(func() bool { return strings.Contains(p.log.String(), "generateContent?alt=sse") }, "Caddy logs the call")
+	require.NotContains(t, p.log.String(), "secret-")
 }
 
 var (
