@@ -18,8 +18,17 @@ import (
 // exportParameters are the parameters of a list that is not cut into pages.
 var exportParameters = slices.DeleteFunc(slices.Clone(listParameters), func(name string) bool { return name == "limit" || name == "cursor" })
 
-// exportLimit is how long an export may take. It keeps a scan in memory meanwhile.
-const exportLimit = time.Minute
+// A steadyWriter gives a reader up that takes nothing for the writeLimit of a stream: an export keeps
+// a scan in memory. Where there are no deadlines, such as in memory, nothing is waited for.
+type steadyWriter struct {
+	http.ResponseWriter
+	control *http.ResponseController
+}
+
+func (w steadyWriter) Write(text []byte) (int, error) {
+	_ = w.control.SetWriteDeadline(time.Now().Add(writeLimit))
+	return w.ResponseWriter.Write(text)
+}
 
 func (i *Inspector) serveCSV(w http.ResponseWriter, r *http.Request, q query) error {
 	return i.export(w, r, q, "csv", writeCSV)
@@ -49,12 +58,10 @@ func (c *core) export(w http.ResponseWriter, r *http.Request, q query, kind stri
 	}
 	defer chosen.release()
 	control := http.NewResponseController(w)
-	// Where there is no deadline, such as in memory, nothing is waited for without end.
-	_ = control.SetWriteDeadline(time.Now().Add(exportLimit))
 	defer func() { _ = control.SetWriteDeadline(time.Time{}) }()
 	w.Header().Set("Content-Type", contentTypes["."+kind])
 	w.Header().Set("Content-Disposition", fmt.Sprintf(`attachment; filename="buckets-%s.%s"`, chosen.At.Format("20060102T150405Z"), kind))
-	out := bufio.NewWriter(w)
+	out := bufio.NewWriterSize(steadyWriter{w, control}, 64<<10)
 	err = write(out, chosen, func(p placed) bucket { return c.withOverride(p.row.view(p.of, chosen.At)) })
 	if err == nil {
 		err = out.Flush()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -162,6 +163,25 @@ func TestTheTableIsExported(t *testing.T) {
 		}
 		require.Equal(t, http.StatusBadRequest, ask(i, "/api/v1/buckets.csv?limit=5").Code, "all are told, or it is said that they are not")
 		require.Equal(t, http.StatusNotFound, ask(i, "/api/v1/buckets.json?source=x").Code)
+	})
+}
+
+// A reader that takes nothing keeps a scan in memory, and others from their exports.
+func TestAnExportThatNobodyReadsIsCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := scene(t)
+		client, server := net.Pipe()
+		defer client.Close()
+		ended := make(chan any)
+		go func() {
+			defer func() { ended <- recover() }()
+			i.ServeHTTP(streamWriter{server, &reader{header: http.Header{}}}, request(http.MethodGet, "/api/v1/buckets.json"))
+		}()
+		synctest.Wait()
+		began := time.Now()
+		require.Equal(t, http.StatusOK, ask(i, "/api/v1/buckets.csv").Code)
+		require.Equal(t, 10*time.Second, time.Since(began))
+		require.Equal(t, http.ErrAbortHandler, <-ended, "it must not take a part for the whole")
 	})
 }
 
