@@ -18,6 +18,9 @@ type failure struct {
 	after   time.Duration // to come back after; 0: coming back does not help, or it is unknown when
 }
 
+// soonest is the shortest time after which a refused call is asked to come back, which is what Retry-After can say.
+const soonest = time.Second
+
 var (
 	errNoToken = errors.New("gateway: the call has no valid token")
 	errBody    = errors.New("gateway: the body of the call did not come")
@@ -69,7 +72,9 @@ func failureOf(r *http.Request, err error) failure {
 		f.after = time.Duration(seconds) * time.Second
 	}
 	if refused, ok := errors.AsType[*shaper.RejectError](err); ok && f.after > 0 && refused.RetryAfter > 0 {
-		f.after = refused.RetryAfter
+		// Clients heed milliseconds. While calls run for long and no more may run, it may be one, so clients would
+		// use up all their retries at once.
+		f.after = max(refused.RetryAfter, soonest)
 	}
 	return f
 }

@@ -59,6 +59,25 @@ func TestARefusalIsInTheFormOfTheProvider(t *testing.T) {
 	}
 }
 
+// While as many calls run as may, it is unknown when the next can. A client must not use up its retries at once.
+func TestNoClientIsAskedToComeBackAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		g := newRig(t, "gemini", llm.Quota{Requests: 60_000}, next, func(_ *gateway.Config, l *shaper.Limits) { l.InFlight, l.Depth = 1, 1 })
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range 2 {
+			go g.call("gold", request(ctx, "gemini", 10, 10, false))
+		}
+		synctest.Wait()
+		w := g.call("gold", request(ctx, "gemini", 10, 10, false))
+		require.Equal(t, 429, w.Code)
+		require.Equal(t, "1", w.Header().Get("Retry-After"))
+		require.Equal(t, "1000", w.Header().Get("Retry-After-Ms"))
+		require.Contains(t, w.Body.String(), `"retryDelay":"1s"`)
+	})
+}
+
 func TestWhatElseIsRefused(t *testing.T) {
 	long := strings.Repeat("x", 100)
 	for name, refused := range map[string]struct {
