@@ -188,7 +188,7 @@ func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
 	if s.Quota == nil {
 		return nil
 	}
-	log := ctx.Slogger().With("shape", s.lines.name)
+	log := slog.New(newLatestLog("http.handlers.shape")).With("shape", s.lines.name) // Calls outlive a configuration.
 	if s.Teams != "" {
 		path, err := caddy.NewReplacer().ReplaceOrErr(s.Teams, true, true)
 		if err == nil {
@@ -230,8 +230,8 @@ func (s *Shape) authorize(r *http.Request, repl *caddy.Replacer) (isStranger boo
 	return !ok
 }
 
-// usageLogs has the usage logs of all configurations, by the names of their files. A log outlives a configuration,
-// so that a call that ends after a reload is written down too.
+// usageLogs has the usage logs of all configurations, by the names of their files, as only one writer can rotate a file.
+// A call that ends after the last of them is written down too: Caddy's writer takes a line when it has been closed.
 var usageLogs = caddy.NewUsagePool()
 
 // A usageLog takes a line for each call.

@@ -38,11 +38,12 @@ func records(t *testing.T, file string, n int) (all []gateway.Record) {
 // A call that is at the provider during a reload settles in the bucket that it has left, and the calls in line are
 // re-timed by the quota that has come.
 func TestAQuotaChangesWhileCallsWaitAndOneIsUnderWay(t *testing.T) {
-	usage := filepath.Join(t.TempDir(), "usage.jsonl")
-	shape := func(requests int) string {
+	dir := t.TempDir()
+	usage := filepath.Join(dir, "first")
+	shape := func(requests int, usage string) string {
 		return quotaShape(fmt.Sprintf("requests %d\n tokens %d\n burst 1s", requests, 100*requests), "depth 9\n wait 24h\n inflight 1\n usage "+usage)
 	}
-	s := serve(t, shape(60))
+	s := serve(t, shape(60, usage))
 	done := make(chan bool)
 	s.upstream.serves(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/0" {
@@ -60,7 +61,7 @@ func TestAQuotaChangesWhileCallsWaitAndOneIsUnderWay(t *testing.T) {
 	require.Positive(t, reserved)
 	waiting := s.inLineWith([]string{"X-Team", "batch"}, "line", "/1", "/2", "/3")
 
-	s.reload(shape(6_000_000))
+	s.reload(shape(6_000_000, filepath.Join(dir, "second")))
 	require.Equal(t, 3, caddyshaper.Waiting("line"))
 	require.Equal(t, reserved, caddyshaper.FairStats("line").Reserved)
 	close(done)
