@@ -435,12 +435,7 @@ func TestAFewSlowAnswersDoNotCountAsAnOutage(t *testing.T) {
 func TestNewConnectionsDoNotCountAsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
-		limits := func(string) (shaper.Limits, error) {
-			return shaper.Limits{Rate: 1000, Depth: 10, Slack: 25 * time.Millisecond}, nil
-		}
-		g, err := shaper.NewGroup(limits, shaper.WithBuckets(m, func(key string) string { return key }))
-		require.NoError(t, err)
-		defer g.Close()
+		g := sharedGroup(t, m, shaper.Limits{Rate: 1000, Depth: 10, Slack: 25 * time.Millisecond})
 		for key := range 10 {
 			m.SetDelay(58*time.Millisecond, 2*time.Millisecond)
 			done := make(chan error, 1)

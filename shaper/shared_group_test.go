@@ -103,9 +103,7 @@ func TestAKeyThatSharesABucketHasItsState(t *testing.T) {
 			}
 			return shaper.Limits{Rate: 1, Depth: 9}, nil
 		}
-		g, err := shaper.NewGroup(limits, shaper.WithBuckets(m, ownKey), shaper.WithMaxKeys(1))
-		require.NoError(t, err)
-		defer g.Close()
+		g := sharedGroupOf(t, m, limits, shaper.WithMaxKeys(1))
 		require.NoError(t, g.Wait(t.Context(), "first"))
 		for _, key := range []string{"inf", "second", "first"} {
 			st := g.Limiter(key).Stats()
@@ -113,7 +111,7 @@ func TestAKeyThatSharesABucketHasItsState(t *testing.T) {
 			_, err := g.Forecast(key, 1)
 			require.NoError(t, err)
 		}
-		_, err = g.Forecast("", 1)
+		_, err := g.Forecast("", 1)
 		require.ErrorContains(t, err, "the key function of WithBuckets has returned an empty key")
 		require.Equal(t, 1, g.Stats().Keys)
 	})
@@ -168,17 +166,13 @@ func TestTheShardOfAKeyIsAskedForWithoutTheLock(t *testing.T) {
 func TestARestoredKeySharesItsLevel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
-		limits := func(string) (shaper.Limits, error) { return shaper.Limits{Rate: rate.Inf, Depth: 9}, nil }
-		before, err := shaper.NewGroup(limits, shaper.WithBuckets(m, ownKey))
-		require.NoError(t, err)
+		before := sharedGroup(t, m, shaper.Limits{Rate: rate.Inf, Depth: 9})
 		before.Hold("key", time.Minute)
 		saved, err := before.Snapshot()
 		require.NoError(t, err)
 		require.NoError(t, before.Close())
 
-		g, err := shaper.NewGroup(limits, shaper.WithBuckets(m, ownKey))
-		require.NoError(t, err)
-		defer g.Close()
+		g := sharedGroup(t, m, shaper.Limits{Rate: rate.Inf, Depth: 9})
 		require.NoError(t, g.Restore(saved))
 		require.NoError(t, g.SetLimits("key", shaper.Limits{Rate: 20, Depth: 9}))
 		for range 3 {

@@ -203,7 +203,13 @@ func sharedShaper(t *testing.T, b shaper.Bucket, l shaper.Limits, opts ...shaper
 // ends.
 func sharedGroup(t *testing.T, b shaper.Bucket, l shaper.Limits, opts ...shaper.GroupOption) *shaper.Group[string] {
 	t.Helper()
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, append(opts, shaper.WithBuckets(b, ownKey))...)
+	return sharedGroupOf(t, b, func(string) (shaper.Limits, error) { return l, nil }, opts...)
+}
+
+// sharedGroupOf is sharedGroup for a limits function.
+func sharedGroupOf(t *testing.T, b shaper.Bucket, limits func(string) (shaper.Limits, error), opts ...shaper.GroupOption) *shaper.Group[string] {
+	t.Helper()
+	g, err := shaper.NewGroup(limits, append(opts, shaper.WithBuckets(b, ownKey))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = g.Close() })
 	return g

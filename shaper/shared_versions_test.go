@@ -304,9 +304,7 @@ func groupAtRate(t *testing.T, m *buckettest.Memory, l shaper.Limits, opts ...sh
 	t.Helper()
 	var now atomic.Pointer[shaper.Limits]
 	now.Store(&l)
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return *now.Load(), nil }, append(opts, shaper.WithBuckets(m, ownKey))...)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = g.Close() })
+	g = sharedGroupOf(t, m, func(string) (shaper.Limits, error) { return *now.Load(), nil }, opts...)
 	return g, func(to shaper.Limits) {
 		now.Store(&to)
 		g.Reload()
