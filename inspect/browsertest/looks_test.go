@@ -143,5 +143,8 @@ func TestThePageIsPrintedWithoutItsControls(t *testing.T) {
 		const inner = e.getBoundingClientRect(), outer = (e.closest(".card") ?? document.body).getBoundingClientRect();
 		return inner.height > 0 && (inner.bottom > outer.bottom + 1 || inner.right > outer.right + 1);
 	}).map(e => e.outerHTML.slice(0, 100))`))
+	for _, chart := range []string{"#chart-rate", "#chart-line"} {
+		require.Greater(t, eval[float64](p, `document.querySelector("`+chart+` canvas").getBoundingClientRect().height`), 80.0, "%s is there", chart)
+	}
 	p.shoot("print")
 }

@@ -83,7 +83,10 @@ export class Charts {
         setCursor: [(u) => this.readOut(u.cursor.idx)],
       },
     }, [[], ...series.map(() => [])], place);
-    new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height: height() })).observe(place);
+    new ResizeObserver(() => {
+      if (matchMedia("print").matches) return; // On paper its place is as large as the picture, which is scaled.
+      plot.setSize({ width: place.clientWidth, height: height() });
+    }).observe(place);
     return { plot, series };
   }
 
