@@ -1,6 +1,7 @@
 package browsertest_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +67,11 @@ func TestAQuotaIsShownWithItsTeams(t *testing.T) {
 		await(p, "a team has one number in both tables", same, func(numbers []string) bool {
 			return len(numbers) == 2 && numbers[0] == numbers[1] && numbers[0] != ""
 		})
+		story := await(p, "its costs are not taken for requests", text("#story"), func(story string) bool { return strings.Contains(story, "within the quota") })
+		require.NotContains(t, story, "one every")
+		require.NotContains(t, eval[string](p, text("#tiles")), "drain rate")
+		await(p, "the level is a share", text(`[data-tile="level"]`), func(level string) bool { return strings.Contains(level, "%") })
+		p.awaitTrue("no drain rate is beside requests", `!document.querySelector('.legend [data-series="rate"]').checkVisibility()`)
 		require.Empty(t, p.violations())
 		p.harmless()
 		p.shoot("quota " + scheme)

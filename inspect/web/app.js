@@ -171,8 +171,19 @@ function showStory(figures) {
   if (figures || beginning(text) !== beginning(byId("story").textContent)) setText(byId("story"), text);
 }
 
+/**
+ * Whether requests are known to cost other than 1, so that the drain rate says nothing of how many leave; and
+ * the cost of all in line, if that is known.
+ */
+function costsOf({ turns: of, quota: shared }) {
+  const weighed = shared != null || (of?.rows.some((row) => row.cost !== row.waiting) ?? false);
+  return { weighed, quota: shared ?? null, lineCost: of && of.others.waiting === 0 ? of.rows.reduce((sum, row) => sum + row.cost, 0) : null };
+}
+
 function showDetail(data) {
   bucket = data.bucket ?? null;
+  if (bucket) Object.assign(bucket, costsOf(data));
+  charts.weighed = bucket?.weighed ?? false;
   turns.show(data.turns ?? null, bucket);
   quota.show(data.quota ?? null);
   if (isBucket()) detail.refresh(bucket != null);

@@ -32,6 +32,7 @@ export class Charts {
   constructor(history) {
     this.history = history;
     this.dryRun = false;
+    this.weighed = false; // costs are not all 1, so the drain rate is not one of requests
     this.rate = this.plot("chart-rate", [
       { field: "arrivals", color: "arrivals", fill: true, width: 1.25 },
       { field: "arrivals_most", color: "arrivals", width: 1, sparse: true },
@@ -51,7 +52,7 @@ export class Charts {
     const place = byId(id);
     const height = () => place.clientHeight;
     const path = (field) => this.pathOf(field);
-    const upper = () => upperEnd(this.history.max(...measured.map(path).filter(Boolean)), this.history.max(bound) || this.history.last?.[bound]);
+    const upper = () => upperEnd(this.history.max(...measured.map(path).filter(Boolean)), path(bound) && (this.history.max(bound) || this.history.last?.[bound]));
     const grid = { stroke: () => colors().grid, width: 1 };
     const text = { stroke: () => colors().muted, font: "12px system-ui, sans-serif" };
     const plot = new globalThis.uPlot({
@@ -79,7 +80,7 @@ export class Charts {
       }))],
       hooks: {
         drawAxes: [(u) => this.shadeHolds(u)],
-        draw: [(u) => this.nameBound(u, this.history.last?.[bound], boundText, upper())],
+        draw: [(u) => this.nameBound(u, path(bound) && this.history.last?.[bound], boundText, upper())],
         setCursor: [(u) => this.readOut(u.cursor.idx)],
       },
     }, [[], ...series.map(() => [])], place);
@@ -96,6 +97,7 @@ export class Charts {
    */
   pathOf(field) {
     const hour = this.history.span === spans.hour;
+    if (field === "rate" && this.weighed) return null;
     const [name, most] = field.split("_");
     if (most) return hour ? `brief.${name}` : null;
     return !hour && rates.includes(field) ? `brief.${field}` : field;
@@ -175,7 +177,7 @@ export class Charts {
     const point = index == null ? this.history.last : this.history.all[index];
     for (const item of document.querySelectorAll(".legend [data-series]")) {
       const { series } = item.dataset;
-      const path = index == null && !series.endsWith("_most") ? series : this.pathOf(series); // now is the last second, as in the tiles
+      const path = index == null && !series.endsWith("_most") && series !== "rate" ? series : this.pathOf(series); // now is the last second, as in the tiles
       const value = path && point ? valueAt(point, path) : null;
       const text = value == null ? "–" : series === "depth" || series === "waiting" ? number(value) : rate(value >= 9.95 && series !== "rate" ? Math.round(value) : value);
       setText(part(item, "value"), text);
@@ -193,7 +195,7 @@ export class Charts {
     const refused = last.dry_run ? "that would be refused" : "refused";
     const most = (field) => this.history.max(`brief.${field}`);
     const span = this.history.span === spans.hour ? "last hour" : "last 60 seconds";
-    const bound = last.rate == null ? "" : `; the drain rate is ${rate(last.rate)}`;
+    const bound = last.rate == null || this.weighed ? "" : `; the drain rate is ${rate(last.rate)}`;
     setAttribute(byId("chart-rate"), "aria-label",
       `Requests per second in the ${span}. Arrivals: up to ${rate(most("arrivals"))}, now ${rate(last.arrivals)}. ` +
       `Departures: up to ${rate(most("departures"))}, now ${rate(last.departures)}${bound}. ` +

@@ -8,7 +8,8 @@ export function story(point, bucket, isBucket, closed) {
   if (!point) return "";
   const would = point.dry_run;
   const wait = would ? "would wait" : point.waiting === 1 ? "waits" : "wait";
-  const pace = point.rate == null ? "" : `, one every ${duration(1 / point.rate)}`;
+  const weighed = bucket?.weighed; // The rate is one of costs, not of requests.
+  const pace = weighed ? `, ${bucket.quota ? "within the quota, " : ""}for what they cost` : point.rate == null ? "" : `, one every ${duration(1 / point.rate)}`;
   if (closed && !(point.held && point.waiting > 0)) {
     if (point.waiting === 0) return "Closed: no more requests are taken, and nobody waits any more.";
     return `Closed: no more requests are taken. ${several(point.waiting, "request")} still ${wait}, and will leave in turn${pace}.`;
@@ -27,6 +28,7 @@ export function story(point, bucket, isBucket, closed) {
     return "All buckets together, each with a drain rate of its own. Open one in the table to see its line fill and drain.";
   }
   if (point.waiting === 0) {
+    if (weighed && !(point.refusals > 0)) return `${point.arrivals === 0 ? "Nothing arrives, and nothing waits." : "Nobody waits."} Requests leave as they come${pace}.`;
     if (point.refusals > 0) return `More arrive than may leave: some ${would ? "would be" : "are"} refused.`;
     if (point.arrivals === 0) return `Nothing arrives, and nothing waits. Requests may leave at ${rate(point.rate)}${pace}.`;
     return `${would ? "Nobody would wait" : "Nobody waits: requests leave as they come"}, because fewer arrive than may leave (${rate(point.rate)}${pace}).`;
@@ -38,6 +40,10 @@ export function story(point, bucket, isBucket, closed) {
     return `${taken}: the next request leaves when one in flight ends.${full ? ` ${fullLine}` : ""}`;
   }
   if (full) return `${fullLine} The others leave in turn${pace}.`;
+  if (weighed) {
+    const last = bucket.lineCost > 0 ? `; the last leaves in about ${duration(bucket.lineCost / point.rate)}` : "";
+    return `${several(point.waiting, "request")} ${wait}. They leave in turn${pace}${last}.`;
+  }
   if (point.arrivals > point.rate * 1.05) return `A burst: more arrive than may leave, so the line grows. Requests leave in turn${pace}.`;
   return `The line drains: requests leave in turn${pace}; the last ${would ? "would leave" : "leaves"} in ${duration(point.waiting / point.rate)}.`;
 }

@@ -1,7 +1,7 @@
 // The tiles: the present figures, each with the time that is shown as a small curve.
 
 import { byId, part, setAttribute, setText } from "./dom.js";
-import { number, rate } from "./format.js";
+import { number, percent, rate } from "./format.js";
 import { spans } from "./history.js";
 
 const briefly = ["arrivals", "departures", "refusals", "abandoned"]; // with rates over less than a second
@@ -22,7 +22,8 @@ export class Tiles {
     const point = this.history.last;
     for (const tile of this.tiles) {
       const counted = point && !(tile.dataset.tile === "in_flight" && withoutCap(bucket));
-      const text = counted ? figure(point[tile.dataset.tile]) : "–";
+      const isShare = counted && tile.dataset.tile === "level" && bucket?.quota && bucket.burst > 0; // Its units mean nothing to people.
+      const text = isShare ? percent((point.level ?? 0) / bucket.burst) : counted ? figure(point[tile.dataset.tile]) : "–";
       setText(part(tile, "number"), text);
       tile.classList.toggle("long", text.length > 6);
       setText(part(tile, "note"), point ? note(tile.dataset.tile, point, bucket, whole, this.history) : "");
@@ -58,9 +59,9 @@ function figure(x) {
 function note(tile, point, bucket, whole, history) {
   switch (tile) {
     case "arrivals":
-      return point.rate == null ? "" : share(point.arrivals, history.lately("brief.arrivals", 5), point.rate);
+      return point.rate == null || bucket?.weighed ? "" : share(point.arrivals, history.lately("brief.arrivals", 5), point.rate);
     case "departures":
-      return point.rate == null ? "" : `drain rate ${rate(point.rate)}`;
+      return point.rate == null || bucket?.weighed ? "" : `drain rate ${rate(point.rate)}`;
     case "refusals":
       return point.dry_run ? "it is a dry run" : "turned away at once";
     case "abandoned":
@@ -69,7 +70,7 @@ function note(tile, point, bucket, whole, history) {
       if (whole) return "in all lines";
       return point.depth == null ? "" : point.depth === 0 ? "none may wait" : `of ${number(point.depth)} places`;
     case "level":
-      return whole ? "each has its own" : bucket ? `of a burst of ${number(bucket.burst)}` : "";
+      return whole ? "each has its own" : bucket?.quota ? "of the bucket" : bucket ? `of a burst of ${number(bucket.burst)}` : "";
     default:
       if (whole) return point.in_flight == null ? "not counted" : "where there is a cap";
       return !bucket ? "" : withoutCap(bucket) ? "no cap" : `of at most ${number(bucket.in_flight_max)}`;
