@@ -1,6 +1,7 @@
 package caddyshaper_test
 
 import (
+	"bufio"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -133,6 +134,22 @@ func TestACallIsSentAgainThroughHandlersThatChangeIt(t *testing.T) {
 	})
 	require.Equal(t, 200, s.send(http.MethodPost, "/openai/openai/v1", strings.NewReader("{}")).status)
 	require.Equal(t, []string{"/openai/v1 line {}", "/openai/v1 line {}"}, bodies)
+}
+
+// A gateway reads of the body before the call has a place in line, so the timeout for bodies must hold: the length of
+// the line does not bound how many clients send a body slowly.
+func TestACallWhoseBodyDoesNotComeEndsWithTheTimeout(t *testing.T) {
+	s := newSite(t)
+	s.global = "servers {\n timeouts {\n read_body 200ms\n }\n }"
+	s.reload(quotaShape("requests 60", ""))
+	conn := s.dial()
+	_, err := io.WriteString(conn, "POST /v1/x HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 100\r\n\r\n{")
+	require.NoError(t, err)
+	answered, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.Equal(t, 400, answered.StatusCode)
+	require.NoError(t, answered.Body.Close())
+	require.Zero(t, caddyshaper.FairStats("line").Departed)
 }
 
 func TestMistakesOfAQuotaAreTold(t *testing.T) {
