@@ -30,12 +30,11 @@ func (w steadyWriter) Write(text []byte) (int, error) {
 	return w.ResponseWriter.Write(text)
 }
 
-func (i *Inspector) serveCSV(w http.ResponseWriter, r *http.Request, q query) error {
-	return i.export(w, r, q, "csv", writeCSV)
-}
-
-func (i *Inspector) serveWholeList(w http.ResponseWriter, r *http.Request, q query) error {
-	return i.export(w, r, q, "json", writeWholeList)
+// exportAs returns what serves a route with all buckets that are wanted, as a file of a kind.
+func exportAs(kind string, write func(io.Writer, *choice, func(placed) bucket) error) func(*Inspector, http.ResponseWriter, *http.Request, query) error {
+	return func(i *Inspector, w http.ResponseWriter, r *http.Request, q query) error {
+		return i.export(w, r, q, kind, write)
+	}
 }
 
 // export answers with all buckets that are wanted, as a file of a kind. They are written one by one,

@@ -24,8 +24,8 @@ type route struct {
 // routes are all paths of the API. openapi.json describes each, which a test sees to.
 var routes = []route{
 	{http.MethodGet, "/api/v1/buckets", false, listParameters, (*Inspector).serveBuckets},
-	{http.MethodGet, "/api/v1/buckets.csv", false, exportParameters, (*Inspector).serveCSV},
-	{http.MethodGet, "/api/v1/buckets.json", false, exportParameters, (*Inspector).serveWholeList},
+	{http.MethodGet, "/api/v1/buckets.csv", false, exportParameters, exportAs("csv", writeCSV)},
+	{http.MethodGet, "/api/v1/buckets.json", false, exportParameters, exportAs("json", writeWholeList)},
 	{http.MethodGet, "/api/v1/buckets", true, nil, (*Inspector).serveBucket},
 	{http.MethodGet, "/api/v1/line", true, []string{"max"}, (*Inspector).serveLine},
 	{http.MethodGet, "/api/v1/keys", true, []string{"max"}, (*Inspector).serveKeys},
