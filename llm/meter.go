@@ -60,8 +60,21 @@ func (m *Meter) End(whole bool) {
 	}
 }
 
+// ranNothing reports whether the answer says that no model has run: nobody is known by the key, or there is no such model.
+// Such a call takes a request's share.
+func (m *Meter) ranNothing() bool {
+	switch m.status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
+		return true
+	}
+	return false
+}
+
 // Usage returns the usage that the answer reports, if all of it has come.
 func (m *Meter) Usage() (u Usage, ok bool) {
+	if m.ranNothing() {
+		return Usage{}, true
+	}
 	if m.body == nil {
 		return Usage{}, false
 	}
@@ -76,6 +89,8 @@ func (m *Meter) Counted() (u Usage, ok bool) {
 	}
 	counted := m.provider.counted(u)
 	switch {
+	case m.ranNothing():
+		return u, true
 	case !isNegative(counted):
 		return counted, true
 	case m.countsItself:

@@ -12,7 +12,8 @@ import (
 // of a stream, is looked at; the bytes pass unchanged, however long they are. Bodies that are
 // compressed by gzip are read as well, up to 16 MiB of what they hold.
 //
-// A call that is refused with 429 has taken nothing. If a refusal says for how long to hold back, all calls wait; a
+// A call that is refused with 429 has taken nothing, and one that is answered with 401, 403 or 404 a request's share, as no
+// model has run. If a refusal says for how long to hold back, all calls wait; a
 // 529 or 503 that does not say so holds nothing. What a response says is left goes to [shaper.Shaper.AtMost].
 //
 // The limits of s are those of [Quota.Limits]. The fields of the Transport may be changed before

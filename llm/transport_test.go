@@ -218,6 +218,20 @@ func TestTheEstimateStandsIfTheUsageIsUnknown(t *testing.T) {
 	}
 }
 
+// Whoever calls with a wrong key or for a model that is not there must not keep the others waiting for what was reserved.
+func TestACallForWhichNoModelRanTakesARequestsShare(t *testing.T) {
+	for _, d := range dialects {
+		for _, status := range []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound} {
+			synctest.Test(t, func(t *testing.T) {
+				q := llm.Quota{Requests: 500, Tokens: 90_000}
+				p := newPaced(t, d, q, 30*time.Second, func(llmtest.Call) llmtest.Answer { return llmtest.Answer{Status: status} })
+				require.Equal(t, status, p.call(t, llmtest.Call{Input: 200, Most: 1000}))
+				require.Equal(t, 2000, p.level(), "%s, %d", d.Dialect, status)
+			})
+		}
+	}
+}
+
 // A refused call has taken nothing, and all others wait until the provider wants more.
 func TestARefusalHoldsTheLineAndCostsNothing(t *testing.T) {
 	for i, said := range []time.Duration{20 * time.Second, 20 * time.Second, 20 * time.Second, 0} {

@@ -189,6 +189,7 @@ func (a *answer) end(returned bool) {
 		a.readRefusal()
 	}
 	if a.status == http.StatusTooManyRequests {
+		c.reported = &llm.Usage{}
 		c.settle(0)
 		return
 	}
