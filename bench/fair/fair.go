@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -14,24 +15,33 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	"k8s.io/apiserver/pkg/util/flowcontrol/fairqueuing"
+	"k8s.io/apiserver/pkg/util/flowcontrol/fairqueuing/eventclock"
+	"k8s.io/apiserver/pkg/util/flowcontrol/fairqueuing/queueset"
+	"k8s.io/apiserver/pkg/util/flowcontrol/metrics"
+	"k8s.io/apiserver/pkg/util/flowcontrol/request"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/bench/spacing"
 	"example.com/leakybucket/shaper"
 )
 
 // Experiment is "fair".
 var Experiment = run.Experiment{
 	Name: "fair",
-	What: "how long others wait beside a burst of one key, shares, and the cost of a key in line",
+	What: "how long others wait beside a burst of one key, shares, the cost of a key in line, and a busy process",
 	Note: "Fair: in virtual time at 50/s, a burst of 1,000 beside ten keys, of which one calls every 0.4 s on average, until the burst is through; twenty times. " +
 		"unused is the part of the rate that nobody got meanwhile. one-line, fair: a Shaper. group, x-time: a bucket for each of the eleven keys at 50/11 per second; " +
 		"there a light key leaves at once, and the burst takes eleven times as long. round-robin: a line for each key, of which each gives one request in turn. " +
+		"queueset: k8s.io/apiserver's, with one seat, which each request keeps for its cost at the rate (AdditionalLatency), and a queue for each key; it has no weights. " +
 		"FairShares: two keys that always have requests in line, one of weight 3 with requests of cost 1, one of weight 1 with requests of cost 8; " +
 		"share-err is by how many percentage points the share of the first is off 75. " +
 		"FairCost: 100,000 requests in line, of so many keys, beside a plain Shaper (keys=0); admission and departure include the goroutine that waits, " +
-		"and its wake-up. All depart at once. Refused is a newcomer that would leave last, as the line is full. Memory is what the live heap has more than beside a plain Shaper, for each key.",
+		"and its wake-up. All depart at once. Refused is a newcomer that would leave last, as the line is full. Memory is what the live heap has more than beside a plain Shaper, for each key. " +
+		"FairBusy: as the experiment busy, beside loops that never wait. fair-outside: fair queueing on top of a plain Shaper, into whose line one caller at a time is let.",
 	Needs: "go",
 	GetIt: "https://go.dev/dl",
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
@@ -40,7 +50,8 @@ var Experiment = run.Experiment{
 		run.Beyond(costs, func(bare, of costInput) bool { return bare.Keys == 0 && of.Keys > 0 }, func(bare costFound, from *costFound) {
 			from.Memory = (from.Heap - bare.Heap) / from.keys()
 		})
-		return report.Report{Lines: slices.Concat(lines, run.Lines(costs))}, errors.Join(err1, err2)
+		busy, err3 := spacing.WhenBusy(ctx, o, "FairBusy", rivals.Ours, rivals.Fair, rivals.FairOutside)
+		return report.Report{Lines: slices.Concat(lines, run.Lines(costs), busy)}, errors.Join(err1, err2, err3)
 	},
 }
 
@@ -56,6 +67,9 @@ type keys struct {
 	weights map[string]int
 	largest int
 }
+
+// atTheRate returns how long n cost units take at the rate.
+func atTheRate(n int) time.Duration { return time.Duration(n) * time.Second / perSecond }
 
 // share returns the part of the rate that a key has if it is split beforehand.
 func (k keys) share(key string) float64 {
@@ -100,7 +114,51 @@ var ways = []way{
 		r := &roundRobin{lines: map[string][]pending{}}
 		return r.wait, func() {}
 	}},
+	{"queueset", func(k keys) (func(string, int), func()) {
+		// The seat of the last request is given up by a goroutine, which has to be gone before the bubble ends.
+		return newSeat(k).wait, func() { time.Sleep(atTheRate(k.largest)) }
+	}},
 }
+
+// A seat is the queueset of Kubernetes' API server with one seat. A request leaves when it gets the seat, which
+// stays taken for as long as the rate needs to make up for the cost of the request.
+type seat struct {
+	queues  fairqueuing.QueueSet
+	numbers map[string]uint64 // by which a key finds its queue
+}
+
+// newSeat deals each key a hand of one queue, of more queues than there are keys. So no two keys share
+// a queue, and the burst has one only.
+func newSeat(k keys) seat {
+	begun := must(queueset.NewQueueSetFactory(eventclock.Real{}).BeginConstruction(
+		fairqueuing.QueuingConfig{Name: "fair", DesiredNumQueues: 64, HandSize: 1, QueueLengthLimit: depth},
+		metrics.RatioedGaugePair{RequestsWaiting: unseen{}, RequestsExecuting: unseen{}}, unseen{}, unseen{},
+	))
+	s := seat{begun.Complete(fairqueuing.DispatchingConfig{ConcurrencyLimit: 1, ConcurrencyDenominator: 1}), map[string]uint64{}}
+	for i, key := range slices.Sorted(maps.Keys(k.weights)) {
+		s.numbers[key] = uint64(i)
+	}
+	return s
+}
+
+func (s seat) wait(key string, n int) {
+	takes := request.WorkEstimate{InitialSeats: 1, FinalSeats: 1, AdditionalLatency: atTheRate(n)}
+	r, _ := s.queues.StartRequest(context.Background(), &takes, s.numbers[key], key, "", nil, nil, nil)
+	if r == nil {
+		panic("the queue of " + key + " is full")
+	}
+	r.Finish(func() {})
+}
+
+// unseen is a gauge that nobody reads.
+type unseen struct{}
+
+func (unseen) Set(float64)            {}
+func (unseen) Inc()                   {}
+func (unseen) Dec()                   {}
+func (unseen) Add(float64)            {}
+func (unseen) SetToCurrentTime()      {}
+func (unseen) SetDenominator(float64) {}
 
 // A roundRobin has a line for each key, and lets one request of each leave in turn. The next one leaves when the rate has made up for the cost of the last.
 type roundRobin struct {
@@ -143,7 +201,7 @@ func (r *roundRobin) next() {
 		r.turns = append(r.turns, key)
 	}
 	close(p.leave)
-	took := time.Duration(p.cost) * time.Second / perSecond
+	took := atTheRate(p.cost)
 	r.free = time.Now().Add(took)
 	if r.armed = len(r.turns) > 0; r.armed {
 		time.AfterFunc(took, r.next)

@@ -43,6 +43,9 @@ func TestABurstBesideLightKeys(t *testing.T) {
 	require.Less(t, waits["fair"].Unused, 1.0)
 	require.Less(t, shares["fair"], 1.0)
 	require.Greater(t, shares["round-robin"], 50.0)
+	require.Less(t, waits["queueset"].Longest, 100*time.Millisecond)
+	require.Less(t, waits["queueset"].Unused, 1.0, "the seat is never free while a request waits")
+	require.InDelta(t, 25, shares["queueset"], 1, "queueset charges the cost, but has no weights")
 	require.NoError(t, run.WriteResults(lines))
 }
 

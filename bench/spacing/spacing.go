@@ -147,6 +147,23 @@ func busyGroups(o run.Options) [][]run.Case[input] {
 	return groups
 }
 
+// WhenBusy measures limiters as Busy does, beside loops that never wait. The names of the lines begin with what.
+func WhenBusy(ctx context.Context, o run.Options, what string, limiters ...string) ([]report.Line, error) {
+	results, err := run.InTurns(ctx, o, child.Take, whenBusy(o, what, limiters)...)
+	return run.Lines(results), err
+}
+
+func whenBusy(o run.Options, what string, limiters []string) (groups [][]run.Case[input]) {
+	for _, at := range busyRates {
+		var group []run.Case[input]
+		for _, limiter := range limiters {
+			group = append(group, caseOf(what, o.Times(3, 1), input{limiter, at.rate, at.waiters, "loops", busyWarm, 2 * time.Second}))
+		}
+		groups = append(groups, group)
+	}
+	return groups
+}
+
 func caseOf(what string, rounds int, in input) run.Case[input] {
 	return run.Case[input]{
 		Name:  nameOf(what, in.Limiter, in.Rate, in.Waiters, in.Load),

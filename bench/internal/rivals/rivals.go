@@ -6,7 +6,9 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/failsafe-go/failsafe-go/ratelimiter"
@@ -23,6 +25,15 @@ import (
 
 // Ours is the name under which this library stands among them.
 const Ours = "shaper"
+
+// Fair is ours with fair queueing, and FairOutside is fair queueing built on top of a plain Shaper. Each call is
+// of the next of fairKeys keys.
+const (
+	Fair        = "shaper-fair"
+	FairOutside = "fair-outside"
+
+	fairKeys = 10
+)
 
 // A Wait blocks until its caller may leave, or ctx ends.
 type Wait func(ctx context.Context) error
@@ -55,6 +66,8 @@ var all = []Rival{
 	{Name: "uber-noslack", Open: openUber(ratelimit.WithoutSlack)},
 	{Name: "failsafe", Open: openFailsafe},
 	{Name: "naive", Open: openNaive},
+	{Name: Fair, Open: openFair, Traced: true},
+	{Name: FairOutside, Open: openFairOutside},
 }
 
 // Named returns the rival of that name. It panics if there is none: all names are
@@ -78,15 +91,101 @@ func Must[T any](limiter T, err error) T {
 
 func ours(name string, slack time.Duration, opts ...shaper.Option) Rival {
 	open := func(perSecond float64, waiting int, slot func(time.Time)) Line {
-		opts := opts
-		if slot != nil {
-			trace := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { slot(e.At) }})
-			opts = append(slices.Clone(opts), trace)
-		}
-		s := Must(shaper.New(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}, opts...))
+		s := newShaper(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}, slot, opts...)
 		return Line{Wait: s.Wait, Stop: func() { _ = s.Close() }} // It returns nil.
 	}
 	return Rival{Name: name, Open: open, Traced: true}
+}
+
+// newShaper returns a Shaper that calls slot, unless that is nil, with the instant of each departure.
+func newShaper(l shaper.Limits, slot func(time.Time), opts ...shaper.Option) *shaper.Shaper {
+	if slot != nil {
+		trace := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { slot(e.At) }})
+		opts = append(slices.Clone(opts), trace)
+	}
+	return Must(shaper.New(l, opts...))
+}
+
+func openFair(perSecond float64, waiting int, slot func(time.Time)) Line {
+	s := newShaper(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting}, slot, shaper.WithFairQueue(nil))
+	next := nextKey()
+	return Line{
+		Wait: func(ctx context.Context) error { return s.For(next()).Wait(ctx) },
+		Stop: func() { _ = s.Close() },
+	}
+}
+
+func openFairOutside(perSecond float64, waiting int, _ func(time.Time)) Line {
+	s := newShaper(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting}, nil)
+	f := &fairOutside{shaper: s, paid: map[string]int{}}
+	next := nextKey()
+	return Line{
+		Wait: func(ctx context.Context) error { return f.wait(ctx, next()) },
+		Stop: func() { _ = s.Close() },
+	}
+}
+
+// nextKey returns a function that returns fairKeys keys in turn, over and over.
+func nextKey() func() string {
+	var calls atomic.Int64
+	return func() string { return strconv.FormatInt(calls.Add(1)%fairKeys, 10) }
+}
+
+// A fairOutside keeps the callers of a Shaper in an order of its own, and lets one at a time into the line of the
+// Shaper: whom it lets in can't be overtaken any more.
+type fairOutside struct {
+	shaper *shaper.Shaper
+
+	mu     sync.Mutex
+	taken  bool           // by the caller that is let in
+	latest int            // tag of that caller
+	paid   map[string]int // the last tag of each key
+	line   []outsider     // by tag; of equal ones the first to come is first
+}
+
+// An outsider is a caller that is not let in yet.
+type outsider struct {
+	tag   int // what its key has paid with it
+	letIn chan struct{}
+}
+
+func (f *fairOutside) wait(ctx context.Context, key string) error {
+	f.mu.Lock()
+	o := outsider{max(f.latest, f.paid[key]) + 1, make(chan struct{})}
+	f.paid[key] = o.tag
+	at, _ := slices.BinarySearchFunc(f.line, o.tag+1, func(other outsider, tag int) int { return other.tag - tag })
+	f.line = slices.Insert(f.line, at, o)
+	if !f.taken {
+		f.nextLocked()
+	}
+	f.mu.Unlock()
+	select {
+	case <-o.letIn:
+	case <-ctx.Done():
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if at := slices.Index(f.line, o); at >= 0 {
+			f.line = slices.Delete(f.line, at, at+1)
+		} else { // It was let in meanwhile.
+			f.nextLocked()
+		}
+		return ctx.Err()
+	}
+	err := f.shaper.Wait(ctx)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.nextLocked()
+	return err
+}
+
+// nextLocked lets the next one in.
+func (f *fairOutside) nextLocked() {
+	f.taken = len(f.line) > 0
+	if f.taken {
+		f.latest = f.line[0].tag
+		close(f.line[0].letIn)
+		f.line = slices.Delete(f.line, 0, 1)
+	}
 }
 
 // With a burst of 1 x/time spaces departures, as the others do.

@@ -40,7 +40,7 @@ func TestRivalsLetOneLeaveEachInterval(t *testing.T) {
 			})
 		})
 	}
-	require.Equal(t, 3, traced)
+	require.Equal(t, 4, traced)
 }
 
 func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
