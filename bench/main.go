@@ -49,7 +49,7 @@ const (
 func experiments() []run.Experiment {
 	return []run.Experiment{
 		spacing.Idle, spacing.Busy, admission.Experiment, http.Experiment, goodput.Experiment, goodput.Hole,
-		scale.Experiment, keys.Experiment, fair.Experiment, llm.Experiment, shared.Experiment, proxies.Experiment,
+		scale.Experiment, keys.Experiment, fair.Experiment, spacing.FairBusy, llm.Experiment, shared.Experiment, proxies.Experiment,
 	}
 }
 

@@ -23,16 +23,14 @@ import (
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
-	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
-	"example.com/leakybucket/bench/spacing"
 	"example.com/leakybucket/shaper"
 )
 
 // Experiment is "fair".
 var Experiment = run.Experiment{
 	Name: "fair",
-	What: "how long others wait beside a burst of one key, shares, the cost of a key in line, and a busy process",
+	What: "how long others wait beside a burst of one key, shares, and the cost of a key in line",
 	Note: "Fair: in virtual time at 50/s, a burst of 1,000 beside ten keys, of which one calls every 0.4 s on average, until the burst is through; twenty times. " +
 		"unused is the part of the rate that nobody got meanwhile. one-line, fair: a Shaper. group, x-time: a bucket for each of the eleven keys at 50/11 per second; " +
 		"there a light key leaves at once, and the burst takes eleven times as long. round-robin: a line for each key, of which each gives one request in turn. " +
@@ -40,8 +38,7 @@ var Experiment = run.Experiment{
 		"FairShares: two keys that always have requests in line, one of weight 3 with requests of cost 1, one of weight 1 with requests of cost 8; " +
 		"share-err is by how many percentage points the share of the first is off 75. " +
 		"FairCost: 100,000 requests in line, of so many keys, beside a plain Shaper (keys=0); admission and departure include the goroutine that waits, " +
-		"and its wake-up. All depart at once. Refused is a newcomer that would leave last, as the line is full. Memory is what the live heap has more than beside a plain Shaper, for each key. " +
-		"FairBusy: as the experiment busy, beside loops that never wait. fair-outside: fair queueing on top of a plain Shaper, into whose line one caller at a time is let.",
+		"and its wake-up. All depart at once. Refused is a newcomer that would leave last, as the line is full. Memory is what the live heap has more than beside a plain Shaper, for each key.",
 	Needs: "go",
 	GetIt: "https://go.dev/dl",
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
@@ -50,8 +47,7 @@ var Experiment = run.Experiment{
 		run.Beyond(costs, func(bare, of costInput) bool { return bare.Keys == 0 && of.Keys > 0 }, func(bare costFound, from *costFound) {
 			from.Memory = (from.Heap - bare.Heap) / from.keys()
 		})
-		busy, err3 := spacing.WhenBusy(ctx, o, "FairBusy", rivals.Ours, rivals.Fair, rivals.FairOutside)
-		return report.Report{Lines: slices.Concat(lines, run.Lines(costs), busy)}, errors.Join(err1, err2, err3)
+		return report.Report{Lines: slices.Concat(lines, run.Lines(costs))}, errors.Join(err1, err2)
 	},
 }
 

@@ -57,6 +57,18 @@ var Busy = run.Experiment{
 	},
 }
 
+// FairBusy is the experiment "fair-busy".
+var FairBusy = run.Experiment{
+	Name: "fair-busy",
+	What: "which part of the rate fair queueing keeps in a busy process",
+	Note: "As the experiment busy, beside loops; the calls are of ten keys in turn. " +
+		"fair-outside: fair queueing on top of a plain Shaper, into whose line one caller at a time is let.",
+	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
+		results, err := run.InTurns(ctx, o, child.Take, fairBusyGroups(o)...)
+		return report.Report{Lines: run.Lines(results)}, err
+	},
+}
+
 // idleLines are the lines of "spacing". The picture of "busy" shows them too.
 var idleLines []report.Line
 
@@ -147,17 +159,12 @@ func busyGroups(o run.Options) [][]run.Case[input] {
 	return groups
 }
 
-// WhenBusy measures limiters as Busy does, beside loops that never wait. The names of the lines begin with what.
-func WhenBusy(ctx context.Context, o run.Options, what string, limiters ...string) ([]report.Line, error) {
-	results, err := run.InTurns(ctx, o, child.Take, whenBusy(o, what, limiters)...)
-	return run.Lines(results), err
-}
-
-func whenBusy(o run.Options, what string, limiters []string) (groups [][]run.Case[input]) {
+// fairBusyGroups are beside loops that never wait: what a load does to a line is seen there.
+func fairBusyGroups(o run.Options) (groups [][]run.Case[input]) {
 	for _, at := range busyRates {
 		var group []run.Case[input]
-		for _, limiter := range limiters {
-			group = append(group, caseOf(what, o.Times(3, 1), input{limiter, at.rate, at.waiters, "loops", busyWarm, 2 * time.Second}))
+		for _, limiter := range []string{rivals.Ours, rivals.Fair, rivals.FairOutside} {
+			group = append(group, caseOf("FairBusy", o.Times(3, 1), input{limiter, at.rate, at.waiters, "loops", busyWarm, 2 * time.Second}))
 		}
 		groups = append(groups, group)
 	}

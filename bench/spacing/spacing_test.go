@@ -36,9 +36,9 @@ func TestGroupsHoldWhatIsComparedAndTheRounds(t *testing.T) {
 	require.Equal(t, 9*(3*3+5), count(busyGroups(run.Options{})))
 	require.Equal(t, 9*(2*3+5), count(busyGroups(run.Options{Rounds: 2})))
 	require.Equal(t, 3*3, count(busyGroups(run.Options{Quick: true})))
-	require.Equal(t, 2*3*3, count(whenBusy(run.Options{}, "Other", []string{rivals.Ours, rivals.Fair})))
+	require.Equal(t, 3*3*3, count(fairBusyGroups(run.Options{})))
 	names := map[string]bool{}
-	all := slices.Concat(idleGroups(run.Options{}), busyGroups(run.Options{}), whenBusy(run.Options{}, "Other", []string{rivals.Fair}))
+	all := slices.Concat(idleGroups(run.Options{}), busyGroups(run.Options{}), fairBusyGroups(run.Options{}))
 	for _, group := range all {
 		for _, c := range group {
 			rivals.Named(c.Input.Limiter) // It panics if there is none.
@@ -48,7 +48,7 @@ func TestGroupsHoldWhatIsComparedAndTheRounds(t *testing.T) {
 		}
 	}
 	require.Contains(t, names, "Spacing/limiter=x-time/rate=1000/waiters=100/load=idle")
-	require.Contains(t, names, "Other/limiter=shaper-fair/rate=1000/waiters=100/load=loops")
+	require.Contains(t, names, "FairBusy/limiter=shaper-fair/rate=1000/waiters=100/load=loops")
 	require.Contains(t, names, "Busy/limiter=shaper/rate=10000/waiters=1000/load=loops")
 }
 
