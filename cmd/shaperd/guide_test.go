@@ -25,7 +25,7 @@ func TestTheCaddyfilesOfTheGuideAreAdapted(t *testing.T) {
 	text, err := os.ReadFile(guide)
 	require.NoError(t, err)
 	found := block.FindAllStringSubmatch(string(text), -1)
-	require.Len(t, found, 7)
+	require.Len(t, found, 8)
 	for _, b := range found {
 		p := start(t, "adapt", "--config", writeFile(t, "Caddyfile", b[1]))
 		require.Zero(t, p.wait(), "%s\n%s", b[1], p.log)

@@ -80,8 +80,10 @@ func TestMetricsTellThatChangedRulesAreNotInForce(t *testing.T) {
 	s.until(func() bool { return value(successful) == 1 }, "the next change is in force")
 	require.Greater(t, value(at), loaded)
 
+	alerts, err := os.ReadFile("../../deploy/rules.yml")
+	require.NoError(t, err)
+	require.Contains(t, string(alerts), "expr: "+successful+" == 0\n")
 	text, err := os.ReadFile(guide)
 	require.NoError(t, err)
-	require.Contains(t, string(text), "expr: "+successful+" == 0\n")
 	require.Contains(t, string(text), at)
 }
