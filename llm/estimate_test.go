@@ -95,6 +95,9 @@ func TestAnEstimateLeavesTheBody(t *testing.T) {
 			"without":         onlyReader{strings.NewReader(text)},
 			"by single bytes": onlyReader{iotest.OneByteReader(strings.NewReader(text))},
 		} {
+			if name == "by single bytes" && length > llm.Kept+1 {
+				continue // The race detector takes a minute for it, and it is no other case than Kept+1.
+			}
 			name = fmt.Sprint(name, " ", length)
 			r, err := http.NewRequest(http.MethodPost, "http://api/", body)
 			require.NoError(t, err)
