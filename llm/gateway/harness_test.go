@@ -3,7 +3,6 @@ package gateway_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"io"
 	"log/slog"
 	"net/http"
@@ -121,13 +120,6 @@ func dialectOf(provider string) llmtest.Dialect {
 // request returns a call of a provider.
 func request(ctx context.Context, provider string, input, most int, stream bool) *http.Request {
 	return llmtest.NewRequest(ctx, dialectOf(provider), llmtest.Call{Input: input, Most: most, Stream: stream})
-}
-
-// decoded returns a JSON document.
-func decoded(t testing.TB, text []byte) (document map[string]any) {
-	t.Helper()
-	require.NoError(t, json.Unmarshal(text, &document), "%s", text)
-	return document
 }
 
 // llmBody reads the body of a call.
