@@ -62,7 +62,8 @@ type Config struct {
 // itself is sent once more, at the head of its team's line, if its body was at most 1 MiB. The second answer is passed on
 // whatever it is. So is an answer with 503 or 529, unless it says when to come back.
 //
-// Nothing is free. If an answer reports no usage, breaks off or does not come, the estimate stands. The log says so, for each
+// Nothing is free. A call that is answered with 401, 403 or 404 takes a request's share, as no model has run. If another
+// answer reports no usage, breaks off or does not come, the estimate stands. The log says so, for each
 // reason in one line a minute at most.
 type Gateway struct {
 	config  Config

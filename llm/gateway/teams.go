@@ -30,6 +30,7 @@ type Teams struct {
 	looked time.Time
 	read   os.FileInfo
 	named  map[[sha256.Size]byte]string
+	said   string // the mistake that was told last; "" if there has been none since
 }
 
 // OpenTeams reads a file. log gets the mistakes of a later one; nil: nobody does.
@@ -93,11 +94,16 @@ func (t *Teams) refresh() {
 	}
 	if err == nil {
 		err = t.readLocked()
-		t.read = now // A mistake is told once.
+		t.read = now // A file with a mistake is read again when it has changed.
 	}
-	if err != nil && t.log != nil {
-		t.log.Error("the teams stay as they were", "error", err)
+	said := ""
+	if err != nil {
+		said = err.Error()
+		if said != t.said && t.log != nil {
+			t.log.Error("the teams stay as they were", "error", err)
+		}
 	}
+	t.said = said
 }
 
 func (t *Teams) readLocked() error {

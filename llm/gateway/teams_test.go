@@ -1,11 +1,14 @@
 package gateway_test
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -73,7 +76,8 @@ func TestAChangedFileOfTeamsIsReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "teams")
 		require.NoError(t, os.WriteFile(file, []byte(teamLine("gold", "old")), 0o600))
-		teams, err := gateway.OpenTeams(file, nil)
+		var log bytes.Buffer
+		teams, err := gateway.OpenTeams(file, slog.New(slog.NewTextHandler(&log, nil)))
 		require.NoError(t, err)
 		of := func(token string) string {
 			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://gateway/", nil)
@@ -91,5 +95,11 @@ func TestAChangedFileOfTeamsIsReadAgain(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, []byte("silver"), 0o600))
 		time.Sleep(time.Second)
 		require.Equal(t, "silver", of("newer"), "a file with a mistake changes nothing")
+		require.NoError(t, os.Remove(file))
+		for range 5 {
+			time.Sleep(time.Second)
+			require.Equal(t, "silver", of("newer"), "nor does a file that is gone")
+		}
+		require.Equal(t, 2, strings.Count(log.String(), "the teams stay as they were"), "each mistake is told once")
 	})
 }
