@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -32,9 +31,7 @@ type watchPage struct {
 	url       string
 	clients   *simulatedClients
 	inspector *inspect.Inspector
-
-	server *http.Server
-	done   chan struct{} // closed when the server has ended
+	server    *server // If its listener fails, the proxy goes on without a page.
 }
 
 // listenPage listens at the address of c for the page, or returns nil if there is to be
@@ -70,13 +67,12 @@ func startPage(l net.Listener, p *proxy, usersServer bool) *watchPage {
 		url:       "http://" + l.Addr().String() + "/",
 		clients:   newSimulatedClients(p.url),
 		inspector: i,
-		done:      make(chan struct{}),
 	}
 	panel := newPanel(p.shaper, w.clients, usersServer)
 	// Guard refuses requests to other names of this machine, and the protection refuses
 	// requests of other origins: no other site presses a button.
 	demo := i.Guard(http.NewCrossOriginProtection().Handler(panel.handler()))
-	w.server = &http.Server{
+	w.server = startServer(l, &http.Server{
 		// No ServeMux decides between the two: it would clean the paths of the Inspector,
 		// in which there are keys.
 		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -89,14 +85,7 @@ func startPage(l net.Listener, p *proxy, usersServer bool) *watchPage {
 		// A time limit for all of an answer would end the streams of events.
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
-		ErrorLog:          log.New(io.Discard, "", 0),
-	}
-	go func() {
-		defer close(w.done)
-		// Serve returns when the server is closed. If its listener fails before that,
-		// the proxy goes on without a page.
-		_ = w.server.Serve(l)
-	}()
+	})
 	return w
 }
 
@@ -105,8 +94,7 @@ func startPage(l net.Listener, p *proxy, usersServer bool) *watchPage {
 func (w *watchPage) close() {
 	w.clients.close()
 	_ = w.inspector.Close()
-	shutDown(w.server)
-	<-w.done
+	w.server.shutDown()
 }
 
 // A panel is the part of the page that only the demo has. Each button is a POST request

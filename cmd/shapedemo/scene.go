@@ -102,10 +102,8 @@ func conclude(t *terminal, c config, shown string, faults []string, picture func
 // A loopback is a real HTTP server on a free port of 127.0.0.1. Only this
 // program calls it.
 type loopback struct {
+	*server
 	url *url.URL
-
-	server *http.Server
-	done   chan struct{} // closed when the server has ended
 }
 
 // startLoopback starts a server for a handler. The caller must close it.
@@ -114,28 +112,14 @@ func startLoopback(h http.Handler) (loopback, error) {
 	if err != nil {
 		return loopback{}, err
 	}
-	b := loopback{url: &url.URL{Scheme: "http", Host: l.Addr().String()}, done: make(chan struct{})}
-	b.server = &http.Server{
+	return loopback{url: &url.URL{Scheme: "http", Host: l.Addr().String()}, server: startServer(l, &http.Server{
 		Handler: h,
 		// On a busy machine this program may come to write a request, or to read it, late.
 		ReadHeaderTimeout: 30 * time.Second,
 		ReadTimeout:       30 * time.Second,
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       time.Minute,
-	}
-	go func() {
-		defer close(b.done)
-		// Serve returns when the server is closed. If its listener fails before that,
-		// the calls fail, and the results show it.
-		_ = b.server.Serve(l)
-	}()
-	return b, nil
-}
-
-// close ends the server at once and waits until it has ended.
-func (b loopback) close() {
-	_ = b.server.Close()
-	<-b.done
+	})}, nil
 }
 
 // instants records when something happened. A nil instants records nothing: a server

@@ -329,9 +329,11 @@ func TestJudgeOutbound(t *testing.T) {
 	} {
 		direct, shaped := poolResult{tally: tally{served: 3, refused: 60}}, poolResult{tally: tally{served: 31}}
 		spoil(&direct, &shaped)
-		faults := judgeOutbound(info, 25*time.Millisecond, direct, shaped)
-		requireFault(t, says, faults)
+		requireFault(t, says, judgeOutbound(info, 25*time.Millisecond, direct, shaped))
 	}
+	inBursts := newLimitsInfo(limitsOf(t, "10/s burst 5 depth 20"))
+	requireFault(t, `within 25 ms: "10/s burst 5 depth 20" lets requests leave together`,
+		judgeOutbound(inBursts, 25*time.Millisecond, poolResult{tally: tally{refused: 60}}, poolResult{tally: tally{served: 31, refused: 2}}))
 }
 
 // A timeline of requests at the API: when each comes, and the Retry-After that it

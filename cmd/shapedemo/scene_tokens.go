@@ -67,30 +67,21 @@ func showTokens(ctx context.Context, t *terminal, c config) (status int, err err
 // callForTokens calls in the three ways at once, each at an API of its own.
 func callForTokens(ctx context.Context, l shaper.Limits) (direct, unsettled, settled tokenRun, err error) {
 	l.Rate *= tokensSpeed
+	toldEstimates, err := shaper.New(l)
+	if err != nil {
+		return direct, unsettled, settled, err
+	}
+	defer toldEstimates.Close()
+	toldAll, err := shaper.New(l)
+	if err != nil {
+		return direct, unsettled, settled, err
+	}
+	defer toldAll.Close()
 	var all sync.WaitGroup
-	errs := make([]error, 3)
-	for i, way := range []struct {
-		run    *tokenRun
-		shaped bool
-		settle bool
-	}{{&direct, false, false}, {&unsettled, true, false}, {&settled, true, true}} {
-		all.Go(func() {
-			var s *shaper.Shaper
-			if way.shaped {
-				if s, errs[i] = shaper.New(l); errs[i] != nil {
-					return
-				}
-				defer s.Close()
-			}
-			*way.run = runTokens(ctx, s, way.settle)
-		})
-	}
+	all.Go(func() { direct = runTokens(ctx, nil, false) })
+	all.Go(func() { unsettled = runTokens(ctx, toldEstimates, false) })
+	all.Go(func() { settled = runTokens(ctx, toldAll, true) })
 	all.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return direct, unsettled, settled, err
-		}
-	}
 	return direct, unsettled, settled, ctx.Err()
 }
 

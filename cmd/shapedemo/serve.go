@@ -83,7 +83,7 @@ func serve(stop *interrupts, t *terminal, c config, front *frontListener) (int, 
 		t.say("Watch it:  %s\n", t.coloured(bold, page.url))
 	}
 	select {
-	case <-p.done:
+	case <-p.server.done:
 		return exitFailed, p.close()
 	case <-stop.graceful.Done():
 	}
@@ -178,23 +178,20 @@ type proxy struct {
 	shaper *shaper.Shaper
 	url    string
 
-	server    *http.Server
+	server    *server
 	transport *http.Transport
-
-	done     chan struct{} // closed when the server has ended
-	serveErr error         // with what; to be read after that
 }
 
 // startProxy puts s in front of target and serves on l. Requests pass the outer
 // middleware before they come to the shaper. The caller must close the proxy, which
 // closes s.
 func startProxy(l net.Listener, s *shaper.Shaper, target *url.URL, outer ...func(http.Handler) http.Handler) *proxy {
-	p := &proxy{shaper: s, url: "http://" + reachable(l.Addr()), done: make(chan struct{})}
+	p := &proxy{shaper: s, url: "http://" + reachable(l.Addr())}
 	p.transport = http.DefaultTransport.(*http.Transport).Clone()
 	p.transport.MaxIdleConns = 0 // Unlimited: the shaper limits what goes upstream.
 	p.transport.MaxIdleConnsPerHost = 256
 	p.transport.DisableCompression = true // Compression is between the client and the upstream.
-	p.server = &http.Server{
+	p.server = startServer(l, &http.Server{
 		Handler:           p.handler(target, outer),
 		ConnContext:       shaper.ConnContext, // To notice clients that disconnect during an upload.
 		ReadHeaderTimeout: 10 * time.Second,
@@ -202,14 +199,7 @@ func startProxy(l net.Listener, s *shaper.Shaper, target *url.URL, outer ...func
 		ReadTimeout:  10 * time.Second,
 		WriteTimeout: 30 * time.Second,
 		IdleTimeout:  time.Minute,
-		ErrorLog:     log.New(io.Discard, "", 0),
-	}
-	go func() {
-		defer close(p.done)
-		if err := p.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			p.serveErr = err
-		}
-	}()
+	})
 	return p
 }
 
@@ -280,18 +270,43 @@ func (p *proxy) drain(ctx context.Context) {
 // before.
 func (p *proxy) close() error {
 	_ = p.shaper.Close()
-	shutDown(p.server) // The refusals need a moment to be sent.
+	p.server.shutDown() // The refusals need a moment to be sent.
 	p.transport.CloseIdleConnections()
-	<-p.done
-	return p.serveErr
+	return p.server.err
 }
 
-// shutDown closes a server, after a moment in which it may finish its answers.
-func shutDown(s *http.Server) {
+// A server serves on its listener until it is closed.
+type server struct {
+	*http.Server
+	done chan struct{} // closed when the server has ended
+	err  error         // of its listener, if it was not closed; to be read after that
+}
+
+// startServer serves on l. The caller must close the server.
+func startServer(l net.Listener, of *http.Server) *server {
+	of.ErrorLog = log.New(io.Discard, "", 0)
+	s := &server{Server: of, done: make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.err = err
+		}
+	}()
+	return s
+}
+
+// close ends the server at once and waits until it has ended.
+func (s *server) close() {
+	_ = s.Close()
+	<-s.done
+}
+
+// shutDown closes the server after a moment in which it may finish its answers.
+func (s *server) shutDown() {
 	moment, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
 	defer cancel()
 	_ = s.Shutdown(moment)
-	_ = s.Close()
+	s.close()
 }
 
 // reachable returns an address at which this machine can reach a server that

@@ -68,6 +68,7 @@ func tallyOf(t *testing.T, n int, statuses <-chan int) map[int]int {
 }
 
 func TestProxyForwardsAndTellsTheWait(t *testing.T) {
+	t.Parallel()
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, r.URL.Path+"?"+r.URL.RawQuery+" "+r.Header.Get("X-Forwarded-For"))
 	}))
@@ -96,6 +97,7 @@ func TestProxyForwardsAndTellsTheWait(t *testing.T) {
 }
 
 func TestUpstreamThatIsDownIsA502(t *testing.T) {
+	t.Parallel()
 	upstream := httptest.NewServer(http.NotFoundHandler())
 	upstream.Close()
 	p, at := serving(t, "-upstream", upstream.URL)
@@ -110,6 +112,7 @@ func TestInterruptDrainsTheLine(t *testing.T) {
 	t.Parallel()
 	for name, sig := range map[string]os.Signal{"Ctrl-C": os.Interrupt, "SIGTERM": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			p, at, page := watched(t, "-limits", "5/s depth 8")
 			statuses := clientsOf(9, at)
 			// All have come: each waits, or has been served.
@@ -138,6 +141,7 @@ func TestDrainMessagePromisesNoMoreThanIsKnown(t *testing.T) {
 }
 
 func TestSecondInterruptEndsAtOnce(t *testing.T) {
+	t.Parallel()
 	var p *program
 	var told map[int]int
 	undisturbed(50*time.Millisecond, func() bool { // The program gives the answers a moment to be sent.
@@ -206,6 +210,7 @@ func TestAnImpatientClientWhoseTurnComesStays(t *testing.T) {
 // A client that disconnects gives up its place in the line. A patient client that does
 // so is counted too.
 func TestAnImpatientClientLeavesTheLine(t *testing.T) {
+	t.Parallel()
 	for name, upload := range map[string]bool{"download": false, "upload": true} {
 		t.Run(name, func(t *testing.T) {
 			c := &impatientClient{upload: upload, patiencePerPlace: 10 * time.Millisecond}
