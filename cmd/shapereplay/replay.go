@@ -145,6 +145,7 @@ func (a *arguments) each(ctx context.Context, s streams, logs *accesslog.Reader,
 	// Standard input ends with the context, so the part read until then is replayed to its end.
 	onlyStdin := len(a.logs) == 1 && a.logs[0] == "-"
 	const oftenEnough = 1 << 10
+	var r accesslog.Record // one for all requests, as do may keep it from the stack
 	for n := 1; ; n++ {
 		if n%oftenEnough == 0 {
 			if ctx.Err() != nil && !onlyStdin {
@@ -152,7 +153,8 @@ func (a *arguments) each(ctx context.Context, s streams, logs *accesslog.Reader,
 			}
 			bar.show(time.Now(), n, logs.Progress)
 		}
-		r, err := logs.Next()
+		var err error
+		r, err = logs.Next()
 		switch {
 		case errors.Is(err, io.EOF) || err != nil && ctx.Err() != nil:
 			return nil

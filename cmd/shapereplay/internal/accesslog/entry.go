@@ -252,10 +252,11 @@ const (
 // lines of a log, so it remembers the strings and returns them again, which saves the
 // allocation. When it holds 16 MiB it begins anew.
 type interner struct {
-	convert func([]byte) string // what becomes of bytes that are new; must not depend on anything else
+	convert func([]byte) string // what becomes of bytes that are new; leaves what it has returned as it is
 
 	kept map[string]string // by the bytes as they stand in the log
 	size int               // bytes of its keys and values
+	last string            // that was returned; of most lines the method and the host are those of the line before
 }
 
 func newInterner(convert func([]byte) string) *interner {
@@ -264,10 +265,15 @@ func newInterner(convert func([]byte) string) *interner {
 
 // of returns the string that the bytes are converted to.
 func (in *interner) of(b []byte) string {
-	if s, ok := in.kept[string(b)]; ok {
+	if string(b) == in.last {
+		return in.last
+	}
+	s, ok := in.kept[string(b)]
+	if ok {
+		in.last = s
 		return s
 	}
-	s := in.convert(b)
+	s = in.convert(b)
 	if len(b) > internLongest {
 		return s
 	}
@@ -319,9 +325,13 @@ func cutList(text []byte) (list, rest []byte) {
 // quotes is part of a word, as in name="two words". A word that is quoted as a whole is
 // returned without its quotes, also if it has quotes that are not escaped.
 func cutWord(text []byte) (word, rest []byte) {
-	end := bytes.IndexByte(text, ' ')
-	if end >= 0 && bytes.IndexByte(text[:end], '"') < 0 {
-		return text[:end], text[end+1:] // as nearly all are
+	for i, c := range text {
+		if c == ' ' {
+			return text[:i], text[i+1:] // as nearly all are
+		}
+		if c == '"' {
+			break
+		}
 	}
 	unclosed := false // A quote that is not closed closes nothing further on either.
 	for i := 0; i < len(text); i++ {

@@ -41,9 +41,9 @@ var formats = []struct {
 	format    Format
 	newParser newParser
 }{
-	{Caddy, ofJSON(func(Options) fieldNames { return caddyNames() })},
+	{Caddy, ofJSON(caddyNames)},
 	{Traefik, newTraefik},
-	{JSON, ofJSON(func(o Options) fieldNames { return jsonNames(o.Fields) })},
+	{JSON, ofJSON(jsonNames)},
 
 	// https://www.envoyproxy.io/docs/envoy/latest/configuration/observability/access_log/usage#default-format-string
 	// The time is the arrival. Quotes are not escaped.
@@ -137,8 +137,8 @@ func unquotedFormat(text string) string {
 }
 
 // ofJSON returns the maker of parsers of JSON with the names of fields.
-func ofJSON(names func(Options) fieldNames) newParser {
-	return func(o Options, t *texts) (parser, error) { return newJSONLines(o, names(o), t), nil }
+func ofJSON(names namesOf) newParser {
+	return func(o Options, t *texts) (parser, error) { return newJSONLines(o, names, t), nil }
 }
 
 // ofText returns the maker of parsers of a pattern. plain undoes how the server writes what
@@ -159,7 +159,7 @@ func ofText(stamp Stamp, plain func([]byte) []byte, text string) newParser {
 func newTraefik(o Options, t *texts) (parser, error) {
 	const text = `$who [$time] "$request" $status $- $http_referer $http_user_agent $* ${only_ms}ms`
 	p, err := ofText(Arrival, unescape, text)(o, t)
-	return &traefik{p, newJSONLines(o, traefikNames(), t)}, err
+	return &traefik{p, newJSONLines(o, traefikNames, t)}, err
 }
 
 type traefik struct{ text, object parser }

@@ -13,65 +13,21 @@ import (
 // the fields.
 type jsonLines struct {
 	texts  *texts
+	fields fields
 	names  fieldNames
-	header [][]path // where the header fields are that are wanted
-
-	parser fastjson.Parser
-	wasBig bool   // the parser holds more memory than lines usually need
-	number []byte // what a number looks like in the line
+	header [][]int // where the header fields are that are wanted
 }
 
-const usualLine = 64 << 10 // bytes; few are longer
-
-// A path leads to a field, through objects.
-type path struct {
-	steps []string
-	whole string // with dots between, if an object may have that as a name; else ""
-}
-
-// nested returns a path whose dots lead into objects.
-func nested(text string) path { return path{steps: strings.Split(text, ".")} }
-
-// dotted returns a path whose dots lead into objects or belong to a name.
-func dotted(text string) path {
-	p := nested(text)
-	if len(p.steps) > 1 {
-		p.whole = text
-	}
-	return p
-}
-
-// find returns the value at the path, nil if there is none.
-func (p *path) find(v *fastjson.Value) *fastjson.Value {
-	if p.whole != "" {
-		if found := v.Get(p.whole); found != nil {
-			return found
-		}
-	}
-	return v.Get(p.steps...)
-}
-
-// find returns the value of the first of the paths that leads to something other than
-// null or an object, nil if there is none.
-func find(v *fastjson.Value, paths []path) *fastjson.Value {
-	for i := range paths {
-		found := paths[i].find(v)
-		if found != nil && found.Type() != fastjson.TypeNull && found.Type() != fastjson.TypeObject {
-			return found
-		}
-	}
-	return nil
-}
-
-func newJSONLines(o Options, names fieldNames, t *texts) *jsonLines {
-	j := &jsonLines{texts: t, names: names}
+func newJSONLines(o Options, names namesOf, t *texts) *jsonLines {
+	j := &jsonLines{texts: t}
+	j.names = names(o, &j.fields)
 	for i := range j.names.times {
 		if o.Stamp != "" {
 			j.names.times[i].stamp = o.Stamp
 		}
 	}
 	for _, name := range o.Header {
-		j.header = append(j.header, names.header(http.CanonicalHeaderKey(name)))
+		j.header = append(j.header, j.names.header(http.CanonicalHeaderKey(name)))
 	}
 	return j
 }
@@ -86,31 +42,26 @@ func (j *jsonLines) subtracts() bool {
 }
 
 func (j *jsonLines) parse(line []byte, e *entry) Reason {
-	if j.wasBig {
-		j.parser = fastjson.Parser{}
-	}
-	j.wasBig = len(line) > usualLine
-	v, err := j.parser.ParseBytes(line)
-	if err != nil || v.Type() != fastjson.TypeObject {
+	if !j.fields.read(line) {
 		return NotFormat
 	}
-	if reason := j.setRequest(v, e); reason != "" {
+	if reason := j.setRequest(e); reason != "" {
 		return reason
 	}
-	if !j.setStamp(v, e) {
+	if !j.setStamp(e) {
 		return NoTime
 	}
-	if status := find(v, j.names.status); status != nil && !e.setStatus(j.text(status)) {
+	if status := j.fields.find(j.names.status); status != nil && !e.setStatus(j.fields.text(status)) {
 		return BadStatus
 	}
-	if elapsed := find(v, j.names.duration); elapsed != nil {
-		e.setDuration(j.text(elapsed), j.names.unit)
+	if elapsed := j.fields.find(j.names.duration); elapsed != nil {
+		e.setDuration(j.fields.text(elapsed), j.names.unit)
 	}
 	if len(j.header) > 0 {
 		e.Header = make([]string, len(j.header))
-		for i, paths := range j.header {
-			if value := find(v, paths); value != nil {
-				e.Header[i] = j.headerValue(value, e)
+		for i, places := range j.header {
+			if value := j.fields.find(places); value != nil {
+				e.Header[i] = e.headerValue(j.fields.text(onlyElement(value)), j.texts)
 			}
 		}
 	}
@@ -118,42 +69,29 @@ func (j *jsonLines) parse(line []byte, e *entry) Reason {
 }
 
 // setRequest takes the method, the host, the path and the client.
-func (j *jsonLines) setRequest(v *fastjson.Value, e *entry) Reason {
-	uri := find(v, j.names.uri)
-	if uri == nil {
-		return NoRequest
-	}
-	text := j.text(uri)
-	switch method := find(v, j.names.method); {
+func (j *jsonLines) setRequest(e *entry) Reason {
+	uri, method := j.fields.find(j.names.uri), j.fields.find(j.names.method)
+	switch text := j.fields.text(uri); {
 	case bytes.IndexByte(text, ' ') > 0 && text[0] != '/':
 		if !e.setRequestLine(text, j.texts) {
 			return NoRequest
 		}
-	case method == nil || !e.setMethod(method.GetStringBytes(), j.texts) || !e.setURI(text, j.texts):
+	case !e.setMethod(j.fields.quoted(method), j.texts) || !e.setURI(j.fields.text(uri), j.texts):
 		return NoRequest
 	}
-	if host := find(v, j.names.host); host != nil {
-		if text := host.GetStringBytes(); len(text) > 0 && !isDash(text) {
-			e.Host = j.texts.hosts.of(text)
-		}
+	if host := j.fields.quoted(j.fields.find(j.names.host)); len(host) > 0 && !isDash(host) {
+		e.Host = j.texts.hosts.of(host)
 	}
-	if client := find(v, j.names.client); client != nil {
-		if text := client.GetStringBytes(); len(text) > 0 {
-			e.setClient(text, j.texts)
-		}
+	if client := j.fields.quoted(j.fields.find(j.names.client)); len(client) > 0 {
+		e.setClient(client, j.texts)
 	}
 	return ""
 }
 
 // setStamp takes the time, and reports whether there is one.
-func (j *jsonLines) setStamp(v *fastjson.Value, e *entry) (ok bool) {
-	for i := range j.names.times {
-		t := &j.names.times[i]
-		value := t.path.find(v)
-		if value == nil {
-			continue
-		}
-		if e.stamp, ok = parseTime(j.text(value)); ok {
+func (j *jsonLines) setStamp(e *entry) (ok bool) {
+	for _, t := range j.names.times {
+		if e.stamp, ok = parseTime(j.fields.text(j.fields.values[t.place])); ok {
 			e.isEnd = t.stamp == End
 			return true
 		}
@@ -161,138 +99,351 @@ func (j *jsonLines) setStamp(v *fastjson.Value, e *entry) (ok bool) {
 	return false
 }
 
-// headerValue returns the value of a header field: text, or a list of its lines. What
-// comes in several lines counts as not told, as in package shaper.
-func (j *jsonLines) headerValue(v *fastjson.Value, e *entry) string {
-	if v.Type() == fastjson.TypeArray {
-		lines := v.GetArray()
-		if len(lines) != 1 {
-			return ""
-		}
-		v = lines[0]
+// onlyElement returns the element of a list that has one. What comes in several lines counts as
+// not told, as in package shaper.
+func onlyElement(value []byte) []byte {
+	if value[0] != '[' {
+		return value
 	}
-	return e.headerValue(j.text(v), j.texts)
+	from := skipBlanks(value, 1)
+	to := new(fields).value(value, from, nil, 1)
+	if to < 0 || value[skipBlanks(value, to)] != ']' {
+		return nil
+	}
+	return value[from:to]
 }
 
-// text returns a text, or a number as it stands in the line. They are good until the next
-// call.
-func (j *jsonLines) text(v *fastjson.Value) []byte {
-	switch v.Type() {
-	case fastjson.TypeString:
-		return v.GetStringBytes()
-	case fastjson.TypeNumber:
-		j.number = v.MarshalTo(j.number[:0])
-		return j.number
+// Fields are the values of a JSON object that are wanted. Most of a line is not, and it is
+// only passed over: to make all values of a line takes twice as long.
+type fields struct {
+	wanted name     // of the whole object
+	values [][]byte // of the line that was read last, as they stand there; nil: it has none
+	parser fastjson.Parser
+
+	// Nearly all lines of a log have the same names in the same order, so most names are the
+	// ones that the line before had in their places.
+	before [64]seen
+	names  int // read of the line
+}
+
+// A name is a name in an object.
+type name struct {
+	place  int              // of its value in values
+	inside map[string]*name // that are wanted, if its value is an object
+}
+
+// A seen is a name that was read.
+type seen struct {
+	quoted []byte
+	within *name
+	name   *name // nil: it is not wanted
+}
+
+// want adds a path that leads to a value through objects, and returns the place of the value.
+func (f *fields) want(path ...string) int {
+	n := &f.wanted
+	for _, step := range path {
+		if n.inside == nil {
+			n.inside = map[string]*name{}
+		}
+		if n.inside[step] == nil {
+			n.inside[step] = &name{place: len(f.values)}
+			f.values = append(f.values, nil)
+		}
+		n = n.inside[step]
+	}
+	return n.place
+}
+
+// find returns the value at the first of the places that has something other than null or an
+// object, nil if there is none.
+func (f *fields) find(places []int) []byte {
+	for _, place := range places {
+		if v := f.values[place]; len(v) > 0 && v[0] != '{' && v[0] != 'n' {
+			return v
+		}
 	}
 	return nil
 }
 
-// fieldNames say where the fields are. Of several paths the first counts that leads to
-// something.
-type fieldNames struct {
-	times                             []timeName
-	method, uri, host, client, status []path
-	duration                          []path
-	unit                              time.Duration            // of durations that are numbers
-	header                            func(name string) []path // for the name of a header field as net/http writes it
+// read reads a line, and reports whether it is an object.
+func (f *fields) read(line []byte) bool {
+	clear(f.values)
+	f.names = 0
+	from := skipBlanks(line, 0)
+	if from == len(line) || line[from] != '{' {
+		return false
+	}
+	to := f.value(line, from, &f.wanted, 0)
+	return to > 0 && skipBlanks(line, to) == len(line)
 }
 
+// value reads the value that begins somewhere in a text, and returns where it ends; -1 if it is
+// no value. It is the value of a name that is wanted, or nil.
+func (f *fields) value(text []byte, from int, within *name, depth int) (to int) {
+	const deepest = 300 // A line may be 1 MiB of brackets.
+	if from == len(text) || depth == deepest {
+		return -1
+	}
+	switch text[from] {
+	case '"':
+		return endOfQuoted(text, from)
+	case '{', '[':
+		return f.members(text, from, within, depth+1)
+	}
+	to = from
+	for to < len(text) && (text[to] > ' ' && text[to] != ',' && text[to] != '}' && text[to] != ']') {
+		to++
+	}
+	if !isPlain(text[from:to]) {
+		return -1
+	}
+	return to
+}
+
+// members reads the rest of an object or a list whose bracket stands somewhere in a text, and
+// returns where it ends; -1 if it is none.
+func (f *fields) members(text []byte, from int, within *name, depth int) (to int) {
+	closing := text[from] + 2 // in ASCII
+	at := skipBlanks(text, from+1)
+	if at < len(text) && text[at] == closing {
+		return at + 1
+	}
+	for {
+		var n *name
+		if closing == '}' {
+			if at == len(text) || text[at] != '"' {
+				return -1
+			}
+			var end int
+			if n, end = f.name(text, at, within); end < 0 {
+				return -1
+			}
+			if n != nil && f.values[n.place] != nil {
+				n = nil // Of several with one name the first counts.
+			}
+			if at = skipBlanks(text, end); at == len(text) || text[at] != ':' {
+				return -1
+			}
+			at = skipBlanks(text, at+1)
+		}
+		end := f.value(text, at, n, depth)
+		if end < 0 {
+			return -1
+		}
+		if n != nil {
+			f.values[n.place] = text[at:end]
+		}
+		if at = skipBlanks(text, end); at == len(text) {
+			return -1
+		}
+		switch text[at] {
+		case closing:
+			return at + 1
+		case ',':
+			at = skipBlanks(text, at+1)
+		default:
+			return -1
+		}
+	}
+}
+
+// name reads the name that begins somewhere in a text, and returns where it ends; -1 if it is
+// none. The name is nil if it is not wanted.
+func (f *fields) name(text []byte, from int, within *name) (n *name, to int) {
+	if within == nil || within.inside == nil {
+		return nil, endOfQuoted(text, from)
+	}
+	before := &f.before[f.names%len(f.before)]
+	f.names++
+	if before.within == within && bytes.HasPrefix(text[from:], before.quoted) {
+		return before.name, from + len(before.quoted)
+	}
+	if to = endOfQuoted(text, from); to < 0 {
+		return nil, -1
+	}
+	n = within.inside[string(f.quoted(text[from:to]))]
+	if to-from <= usualName {
+		*before = seen{append(before.quoted[:0], text[from:to]...), within, n}
+	}
+	return n, to
+}
+
+const usualName = 64 // bytes; few are longer
+
+// text returns what a text says, or a number as it stands in the line. It is good until the
+// next call.
+func (f *fields) text(value []byte) []byte {
+	if len(value) > 0 && (value[0] == '-' || value[0]-'0' <= 9) {
+		return value
+	}
+	return f.quoted(value)
+}
+
+// quoted returns what a text says, nil if the value is none. It is good until the next call.
+func (f *fields) quoted(value []byte) []byte {
+	switch {
+	case len(value) == 0 || value[0] != '"':
+		return nil
+	case bytes.IndexByte(value, '\\') < 0:
+		return value[1 : len(value)-1]
+	}
+	v, err := f.parser.ParseBytes(value)
+	if err != nil {
+		return nil
+	}
+	return v.GetStringBytes()
+}
+
+// endOfQuoted returns where the text ends whose quote stands somewhere in a text, or -1.
+func endOfQuoted(text []byte, from int) int {
+	for i := from + 1; i < len(text); i++ {
+		switch text[i] {
+		case '"':
+			return i + 1
+		case '\\':
+			i++
+		}
+	}
+	return -1
+}
+
+// skipBlanks returns where the next byte is that is no blank.
+func skipBlanks(text []byte, from int) int {
+	for from < len(text) && (text[from] == ' ' || text[from] == '\t' || text[from] == '\r' || text[from] == '\n') {
+		from++
+	}
+	return from
+}
+
+// isPlain reports whether a text is a value that has no quotes and no brackets: a number, true,
+// false or null. Some programs write NaN and Inf.
+func isPlain(text []byte) bool {
+	switch string(text) {
+	case "true", "false", "null":
+		return true
+	}
+	digits := false
+	for _, c := range text {
+		if c-'0' <= 9 {
+			digits = true
+		} else if c != '.' && c != '-' && c != '+' && c != 'e' && c != 'E' {
+			word := string(bytes.TrimLeft(text, "+-"))
+			return len(text)-len(word) <= 1 && (strings.EqualFold(word, "nan") || strings.EqualFold(word, "inf"))
+		}
+	}
+	return digits
+}
+
+// fieldNames say where the fields are. Of several places the first counts that has something.
+type fieldNames struct {
+	times                             []timeName
+	method, uri, host, client, status []int
+	duration                          []int
+	unit                              time.Duration           // of durations that are numbers
+	header                            func(name string) []int // for the name of a header field as net/http writes it
+}
+
+// A namesOf makes the names of a format.
+type namesOf func(Options, *fields) fieldNames
+
 type timeName struct {
-	path  path
+	place int
 	stamp Stamp
 }
 
-func paths(names ...string) (all []path) {
+// nested returns the places of names whose dots lead into objects.
+func (f *fields) nested(names ...string) (places []int) {
 	for _, name := range names {
-		all = append(all, nested(name))
+		places = append(places, f.want(strings.Split(name, ".")...))
 	}
-	return all
+	return places
 }
 
-// orElse returns the path that a user has named, or else the usual ones.
-func orElse(named string, usual ...string) (all []path) {
-	if named != "" {
-		usual = []string{named}
+// orElse returns the places of the name that a user has given, or else of the usual ones. Their
+// dots belong to the name or lead into objects.
+func (f *fields) orElse(given string, usual ...string) (places []int) {
+	if given != "" {
+		usual = []string{given}
 	}
 	for _, name := range usual {
-		all = append(all, dotted(name))
+		places = append(places, f.want(name))
+		if strings.Contains(name, ".") {
+			places = append(places, f.nested(name)...)
+		}
 	}
-	return all
+	return places
 }
 
 // caddyNames are the fields of Caddy's access log. It tells the client as client_ip since
 // version 2.7, before as remote_ip, and before 2.5 as remote_addr.
-func caddyNames() fieldNames {
+func caddyNames(_ Options, f *fields) fieldNames {
 	return fieldNames{
-		times:    []timeName{{nested("ts"), End}},
-		method:   paths("request.method"),
-		uri:      paths("request.uri"),
-		host:     paths("request.host"),
-		client:   paths("request.client_ip", "request.remote_ip", "request.remote_addr"),
-		status:   paths("status"),
-		duration: paths("duration"),
+		times:    []timeName{{f.want("ts"), End}},
+		method:   f.nested("request.method"),
+		uri:      f.nested("request.uri"),
+		host:     f.nested("request.host"),
+		client:   f.nested("request.client_ip", "request.remote_ip", "request.remote_addr"),
+		status:   f.nested("status"),
+		duration: f.nested("duration"),
 		unit:     time.Second,
-		header: func(name string) []path {
-			return []path{{steps: []string{"request", "headers", name}}}
-		},
+		header:   func(name string) []int { return []int{f.want("request", "headers", name)} },
 	}
 }
 
 // traefikNames are the fields of Traefik's access log. StartUTC and StartLocal can be left
 // out of it; "time" is when the line was written.
-func traefikNames() fieldNames {
+func traefikNames(_ Options, f *fields) fieldNames {
 	return fieldNames{
-		times:    []timeName{{nested("StartUTC"), Arrival}, {nested("StartLocal"), Arrival}, {nested("time"), End}},
-		method:   paths("RequestMethod"),
-		uri:      paths("RequestPath"),
-		host:     paths("RequestHost", "RequestAddr"),
-		client:   paths("ClientHost", "ClientAddr"),
-		status:   paths("DownstreamStatus", "OriginStatus"),
-		duration: paths("Duration"),
+		times:    []timeName{{f.want("StartUTC"), Arrival}, {f.want("StartLocal"), Arrival}, {f.want("time"), End}},
+		method:   f.nested("RequestMethod"),
+		uri:      f.nested("RequestPath"),
+		host:     f.nested("RequestHost", "RequestAddr"),
+		client:   f.nested("ClientHost", "ClientAddr"),
+		status:   f.nested("DownstreamStatus", "OriginStatus"),
+		duration: f.nested("Duration"),
 		unit:     time.Nanosecond,
-		header: func(name string) []path {
-			return []path{{steps: []string{"request_" + name}}}
-		},
+		header:   func(name string) []int { return []int{f.want("request_" + name)} },
 	}
 }
 
 // jsonNames are the fields of other logs: those that the user has named, and for the
 // others the names that nginx's variables, the Elastic Common Schema and loggers for Go,
 // Node and Python give them.
-func jsonNames(f Fields) fieldNames {
+func jsonNames(o Options, f *fields) fieldNames {
+	given := o.Fields
 	names := fieldNames{
-		method: orElse(f.Method, "method", "request_method", "http_method", "verb", "http.request.method", "request.method", "req.method"),
-		uri: orElse(f.URI, "uri", "request_uri", "path", "url", "url.original", "url.path", "request.uri", "request.url", "req.url",
+		method: f.orElse(given.Method, "method", "request_method", "http_method", "verb", "http.request.method", "request.method", "req.method"),
+		uri: f.orElse(given.URI, "uri", "request_uri", "path", "url", "url.original", "url.path", "request.uri", "request.url", "req.url",
 			"request_path", "request"),
-		host: orElse(f.Host, "host", "http_host", "server_name", "url.domain", "request.host", "req.headers.host", "vhost"),
-		client: orElse(f.Client, "client_ip", "clientip", "remote_addr", "remote_ip", "client", "ip", "client.ip", "source.ip",
+		host: f.orElse(given.Host, "host", "http_host", "server_name", "url.domain", "request.host", "req.headers.host", "vhost"),
+		client: f.orElse(given.Client, "client_ip", "clientip", "remote_addr", "remote_ip", "client", "ip", "client.ip", "source.ip",
 			"request.client_ip", "request.remote_ip", "req.remoteAddress"),
-		status:   orElse(f.Status, "status", "status_code", "response_code", "http.response.status_code", "response.status", "res.statusCode"),
-		duration: orElse(f.Duration, "request_time"),
-		unit:     f.DurationUnit,
-		header: func(name string) []path {
-			for named, field := range f.Header {
+		status:   f.orElse(given.Status, "status", "status_code", "response_code", "http.response.status_code", "response.status", "res.statusCode"),
+		duration: f.orElse(given.Duration, "request_time"),
+		unit:     given.DurationUnit,
+		header: func(name string) []int {
+			for named, field := range given.Header {
 				if strings.EqualFold(named, name) {
-					return orElse(field)
+					return f.orElse(field)
 				}
 			}
 			lower := strings.ToLower(name)
 			plain := strings.ReplaceAll(lower, "-", "_")
-			all := []path{{steps: []string{"http_" + plain}}, {steps: []string{plain}}}
+			all := []int{f.want("http_" + plain), f.want(plain)}
 			for _, object := range []string{"headers", "request.headers", "req.headers"} {
 				for _, key := range []string{name, lower} {
-					all = append(all, path{steps: append(strings.Split(object, "."), key)})
+					all = append(all, f.want(append(strings.Split(object, "."), key)...))
 				}
 			}
 			return all
 		},
 	}
-	for _, p := range orElse(f.Time, "time", "ts", "timestamp", "@timestamp", "time_iso8601", "msec", "time_local", "date", "start_time") {
-		stamp := End
-		if f.Time == "" && p.steps[0] == "start_time" {
-			stamp = Arrival
-		}
-		names.times = append(names.times, timeName{p, stamp})
+	for _, place := range f.orElse(given.Time, "time", "ts", "timestamp", "@timestamp", "time_iso8601", "msec", "time_local", "date") {
+		names.times = append(names.times, timeName{place, End})
+	}
+	if given.Time == "" {
+		names.times = append(names.times, timeName{f.want("start_time"), Arrival})
 	}
 	return names
 }

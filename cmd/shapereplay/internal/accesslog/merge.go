@@ -50,7 +50,7 @@ func (m *merger) add(sources []*source) error {
 			return err
 		}
 	}
-	for rank := uint64(0); len(firsts.tickets) > 0; rank++ {
+	for rank := uint64(0); firsts.size > 0; rank++ {
 		var e entry
 		s := sources[firsts.pop(&e).tie]
 		s.rank = rank
@@ -143,10 +143,13 @@ func (m *merger) offset(t ticket, e *entry) int64 {
 }
 
 // A sorter holds entries and gives them back by their time, and entries of one time by
-// their tie. It is a binary heap of tickets, which are small, beside the entries, which
-// are not. container/heap would allocate for each of the millions of tickets.
+// their tie. Most come in that order, and stand in a queue. The others are in a binary heap
+// of tickets, which are small, beside the entries, which are not. container/heap would
+// allocate for each of the millions of tickets.
 type sorter struct {
-	tickets []ticket
+	queue   []ticket // in order, from head on
+	head    int
+	tickets []ticket // the heap
 	entries []entry
 	free    []int32 // places in entries
 	size    int     // bytes held, see [entry.held]
@@ -171,6 +174,13 @@ func (s *sorter) push(at int64, tie uint64, e *entry) {
 	s.size += e.held()
 
 	t := ticket{at, tie, place}
+	if n := len(s.queue); n == s.head || s.queue[n-1].before(t) {
+		if n == cap(s.queue) && s.head > n/2 {
+			s.queue, s.head = append(s.queue[:0], s.queue[s.head:]...), 0
+		}
+		s.queue = append(s.queue, t)
+		return
+	}
 	s.tickets = append(s.tickets, t)
 	i := len(s.tickets) - 1
 	for i > 0 {
@@ -186,14 +196,37 @@ func (s *sorter) push(at int64, tie uint64, e *entry) {
 
 // first returns when the entry is that pop would return, and reports whether there is one.
 func (s *sorter) first() (at int64, ok bool) {
-	if len(s.tickets) == 0 {
-		return 0, false
+	switch {
+	case s.queueIsFirst():
+		return s.queue[s.head].at, true
+	case len(s.tickets) > 0:
+		return s.tickets[0].at, true
 	}
-	return s.tickets[0].at, true
+	return 0, false
+}
+
+// queueIsFirst reports whether the first entry is the first of the queue.
+func (s *sorter) queueIsFirst() bool {
+	return s.head < len(s.queue) && (len(s.tickets) == 0 || s.queue[s.head].before(s.tickets[0]))
 }
 
 // pop moves the first entry to e. There must be one.
-func (s *sorter) pop(e *entry) ticket {
+func (s *sorter) pop(e *entry) (first ticket) {
+	if s.queueIsFirst() {
+		first = s.queue[s.head]
+		s.head++
+	} else {
+		first = s.popHeap()
+	}
+	*e = s.entries[first.place]
+	s.entries[first.place] = entry{} // Its strings can go.
+	s.free = append(s.free, first.place)
+	s.size -= e.held()
+	return first
+}
+
+// popHeap takes the first ticket from the heap.
+func (s *sorter) popHeap() ticket {
 	first := s.tickets[0]
 	last := len(s.tickets) - 1
 	t := s.tickets[last]
@@ -210,10 +243,6 @@ func (s *sorter) pop(e *entry) ticket {
 		s.tickets[i] = s.tickets[child]
 		i = child
 	}
-	*e = s.entries[first.place]
-	s.entries[first.place] = entry{} // Its strings can go.
-	s.free = append(s.free, first.place)
-	s.size -= e.held()
 	return first
 }
 

@@ -455,7 +455,7 @@ func (p *pattern) setWho(who []byte, e *entry) {
 	second, _ := cutList(rest)
 	if len(second) > 1 && (second[0]-'0' <= 9 || bytes.IndexByte(second, ':') >= 0) {
 		leading, _, _ := bytes.Cut(second, []byte(","))
-		if _, err := netip.ParseAddr(address(leading)); err == nil {
+		if _, err := netip.ParseAddr(p.texts.clients.of(leading)); err == nil {
 			e.Host = p.texts.hosts.of(first)
 			e.setClient(second, p.texts)
 			return

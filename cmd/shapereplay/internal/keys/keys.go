@@ -23,15 +23,17 @@ type Maker struct {
 	names []string // of the parts
 	told  []bool   // of the parts: any request had a value
 
+	onlyClient bool // the only part is client_ip, as in most replays
+
 	requests, strangers int    // all, and all with a client that is no address
 	stranger            string // the first such client
 
 	values []string // of the parts, while a key is made
+	from   client   // of the request whose key is made
 	header []string
 
 	clients memo[string, client]
 	hosts   memo[string, string]
-	keys    memo[string, string]
 	routes  routes
 	ip      shaper.ClientIP
 }
@@ -42,7 +44,8 @@ type part func(*accesslog.Record) string
 // A client is the other end of a request.
 type client struct {
 	part    string // of keys
-	address string // the same, if it is an address or a prefix
+	key     string // that has no other part
+	address string // the part, if it is an address or a prefix
 }
 
 // New returns the Maker of keys with the given parts:
@@ -64,6 +67,7 @@ func New(parts []string, mux *http.ServeMux, ipv6Bits int) (*Maker, error) {
 		}
 		m.parts, m.names = append(m.parts, p), append(m.names, name)
 	}
+	m.onlyClient = slices.Equal(m.names, []string{"client_ip"})
 	m.values, m.told = make([]string, len(m.parts)), make([]bool, len(m.parts))
 	return m, nil
 }
@@ -81,7 +85,7 @@ func (m *Maker) part(name string) (part, error) {
 	case "route":
 		return func(r *accesslog.Record) string { return m.routes.of(r) }, nil
 	case "client_ip":
-		return func(r *accesslog.Record) string { return m.client(r.Client).part }, nil
+		return func(*accesslog.Record) string { return m.from.part }, nil
 	case "host":
 		return func(r *accesslog.Record) string {
 			return m.hosts.get(r.Host, func() string { return hostname(r.Host) })
@@ -116,17 +120,18 @@ func (m *Maker) Header() []string { return m.header }
 // Of returns the key of a request, and its client as a firewall wants it, which is the
 // address, or of an IPv6 address the prefix. The client is "" if the log has no address.
 func (m *Maker) Of(r *accesslog.Record) (key, address string) {
+	m.from = m.client(r.Client)
 	for i, part := range m.parts {
 		m.values[i] = part(r)
 		m.told[i] = m.told[i] || m.values[i] != ""
 	}
-	address = m.client(r.Client).address
+	address = m.from.address
 	if m.requests++; address == "" && r.Client != "" {
 		m.strangers++
 		m.stranger = cmp.Or(m.stranger, r.Client)
 	}
-	if len(m.values) == 1 {
-		return m.keys.get(m.values[0], func() string { return shaper.Join(m.values[0]) }), address
+	if m.onlyClient {
+		return m.from.key, address
 	}
 	return shaper.Join(m.values...), address
 }
@@ -155,14 +160,15 @@ func (m *Maker) StrangersAreMost() bool {
 // client returns the client with a name, which is an address in nearly every log.
 func (m *Maker) client(name string) client {
 	return m.clients.get(name, func() client {
+		stranger := client{part: name, key: shaper.Join(name)}
 		if _, err := netip.ParseAddr(name); err != nil {
-			return client{part: name}
+			return stranger
 		}
-		key, err := m.ip.Key(&http.Request{RemoteAddr: name})
+		part, err := m.ip.Key(&http.Request{RemoteAddr: name})
 		if err != nil {
-			return client{part: name}
+			return stranger
 		}
-		return client{key, key}
+		return client{part, shaper.Join(part), part}
 	})
 }
 
