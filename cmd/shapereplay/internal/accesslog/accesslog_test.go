@@ -86,8 +86,9 @@ func arrivals(records []accesslog.Record) (all []string) {
 
 var update = flag.Bool("update", false, "write what the samples are read as to their .golden files")
 
-// samples are lines as servers write them, in the formats that their documents give, and
-// what an operator would have to say of each.
+// samples are lines as servers write them, and what an operator would have to say of each. The
+// first lines are those of the documents that are named; what follows them has what else the
+// format may have, and what is broken.
 var samples = map[string]accesslog.Options{
 	"apache-combined": {},
 	"apache-vhost":    {},
@@ -113,11 +114,12 @@ var samples = map[string]accesslog.Options{
 	"alb": {},
 	// https://docs.aws.amazon.com/elasticloadbalancing/latest/classic/access-log-collection.html#access-log-entry-examples
 	"elb": {},
-	// https://docs.aws.amazon.com/AmazonCloudFront/latest/DeveloperGuide/standard-logging-legacy-s3.html
+	// https://docs.aws.amazon.com/AmazonCloudFront/latest/DeveloperGuide/standard-logging-legacy-s3.html, also without its first lines
 	"cloudfront":          {},
 	"cloudfront-headless": {},
-	// https://learn.microsoft.com/en-us/previous-versions/windows/it-pro/windows-server-2003/cc738725(v=ws.10),
-	// with the fields of IIS 10 and one of the administrator's own
+	// https://learn.microsoft.com/en-us/windows/win32/http/w3c-logging, and with the fields that IIS 10 writes and one of the
+	// administrator's own
+	"w3c": {},
 	"iis": {},
 	// https://www.envoyproxy.io/docs/envoy/latest/configuration/observability/access_log/usage#default-format-string
 	"envoy": {},
