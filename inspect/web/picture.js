@@ -4,6 +4,8 @@
 import { byId } from "./dom.js";
 
 const widest = 26; // of what flows in
+const fall = 14; // units in a second, of the drops that leak out or run over: whole dashes of both
+const reduced = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Picture {
   constructor() {
@@ -22,7 +24,16 @@ export class Picture {
     const width = point.arrivals === 0 ? 0 : Math.min(widest, Math.max(1.5, 5 + 5 * Math.log2(point.arrivals / point.rate)));
     this.inflow.style.strokeWidth = width.toFixed(1);
     this.inflow.classList.toggle("off", width === 0);
-    this.outflow.classList.toggle("off", point.departures === 0);
-    this.overflow.classList.toggle("off", point.refusals === 0);
+    this.drip(this.outflow, point.departures > 0, point.at_ms);
+    this.drip(this.overflow, point.refusals > 0, point.at_ms);
+  }
+
+  /**
+   * Lets drops fall with the points, which come five times a second. An animation of the style sheet would let
+   * the browser paint sixty times a second, also while nothing flows.
+   */
+  drip(path, flows, now) {
+    path.classList.toggle("off", !flows);
+    if (flows) path.style.strokeDashoffset = reduced.matches ? "0" : (-fall * (now % 1000) / 1000).toFixed(1);
   }
 }
