@@ -170,6 +170,28 @@ func TestTheTableComesWhenItsSourceIsAdded(t *testing.T) {
 	await(p, "the report is taken back", text("#reports"), func(shown string) bool { return !strings.Contains(shown, "could not be read") })
 }
 
+// The source comes after the table was read and before the stream is open, whose beginning then has it.
+func TestTheTableComesIfItsSourceIsAddedBeforeTheStreamOpens(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "50/s depth 100")
+	opens := make(chan struct{})
+	address := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/api/v1/events" {
+			<-opens
+		}
+		s.ServeHTTP(w, r)
+	})) + "/"
+	p := newTab(t, address)
+	p.expect("404")
+	p.open(address + linkTo("in", "later"))
+	await(p, "the table can't be read", text("#reports"), func(shown string) bool { return strings.Contains(shown, "could not be read") })
+	s.group("later", "1/h").Allow("late-key")
+	close(opens)
+	await(p, "its bucket is shown", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "late-key") })
+	p.open("about:blank") // or the server would wait for the stream
+}
+
 // The source comes while the page waits for the answer that there is none.
 func TestTheTableComesIfItsSourceOvertakesTheAnswer(t *testing.T) {
 	t.Parallel()

@@ -52,7 +52,6 @@ let frames = 0;
 /** Follows the connection: while it is lost, nothing else is asked of the server either. */
 function connected(state, retryAt, message) {
   reports.connection(state, retryAt, message);
-  document.body.classList.toggle("still", state !== "live");
   if (state === "lost" || state === "bye") pausePolls();
   if ((state === "live" || state === "refused") && running() && !table.running) {
     table.start();
@@ -69,7 +68,8 @@ function pausePolls() {
 
 function receive(event, data) {
   switch (event) {
-    case "hello":
+    case "hello": {
+      const others = namesOf(data.sources) !== namesOf(sources);
       sources = data.sources;
       selected = { source: data.selected?.source || null, id: view.source == null ? idOf(data.selected) : view.id };
       reports.server(data.reports ?? []);
@@ -77,7 +77,9 @@ function receive(event, data) {
       changes.set(data.changes ?? [], data.in_force ?? []);
       control.show(data.control);
       showSelected();
+      if (others && running()) table.sourcesChange(); // The table may have been read before the source came that it is of.
       break;
+    }
     case "history":
       recent.add(data.points ?? [], data.long ?? []);
       showFrame();
@@ -126,6 +128,8 @@ function idOf(bucketSelected) {
 function isShaper(name) {
   return sources.some((source) => source.name === name && source.kind === "shaper");
 }
+
+const namesOf = (list) => JSON.stringify(list.map((source) => source.name));
 
 function isClosed(name) {
   return sources.some((source) => source.name === name && source.closed);
