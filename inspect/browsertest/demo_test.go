@@ -118,6 +118,11 @@ func TestTheDemoShowsALineToWhoeverOpensItsPage(t *testing.T) {
 	p.described("departures a band", "#chart-rate", `Departures: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 40 && n[0] <= 60 })
 	p.shoot("traffic")
 	require.Empty(t, p.violations())
+	testTheSlider(p)
+	p.phone()
+	p.shoot("phone")
+	require.LessOrEqual(t, eval[float64](p, "document.documentElement.scrollWidth"), 390.0)
+	require.Empty(t, p.violations())
 	d.interrupted(p)
 }
 
@@ -154,18 +159,13 @@ func TestTheButtonsOfTheDemo(t *testing.T) {
 	p.press("traffic")
 	await(p, "the traffic goes on", pressed, func(pressed string) bool { return pressed == "true" })
 	p.shoot("buttons")
-	require.Empty(t, p.violations())
+	require.Empty(t, p.violations("color-contrast"), "in dark")
 	d.interrupted(p)
 }
 
 // A slider that gets wider or moves while it is dragged runs away from the pointer.
-func TestTheSliderOfTheDemoStaysUnderThePointer(t *testing.T) {
-	t.Parallel()
-	d := startDemo(t)
-	p := newTab(t, d.page)
-	p.open(d.page)
-	p.live()
-	p.told(`^Traffic comes`)
+func testTheSlider(p *tab) {
+	p.t.Helper()
 	for _, width := range []int64{320, 390, 768, 1024, 1280, 1920} {
 		p.do(chromedp.EmulateViewport(width, 900))
 		boxes := eval[[]string](p, `[...Array(51).keys()].map(i => {
@@ -175,23 +175,8 @@ func TestTheSliderOfTheDemoStaysUnderThePointer(t *testing.T) {
 			const box = slider.getBoundingClientRect();
 			return [box.left, box.top + scrollY, box.width].map(Math.round).join(" ");
 		})`)
-		require.Len(t, slices.Compact(boxes), 1, "at %d px", width)
+		require.Len(p.t, slices.Compact(boxes), 1, "at %d px", width)
 	}
-	d.interrupted(p)
-}
-
-func TestTheDemoFitsAPhone(t *testing.T) {
-	t.Parallel()
-	d := startDemo(t)
-	p := newTab(t, d.page)
-	p.phone()
-	p.open(d.page)
-	p.live()
-	p.told(`^Traffic comes`)
-	p.shoot("phone")
-	require.LessOrEqual(t, eval[float64](p, "document.documentElement.scrollWidth"), 390.0)
-	require.Empty(t, p.violations())
-	d.interrupted(p)
 }
 
 // interrupted ends the demo by Ctrl-C while its page is open: it must not wait for the page.

@@ -30,7 +30,7 @@ func (s suite) Run() int {
 	}
 	// The tests wait for the browser more than they work, so more of them may run at once
 	// than there are processors. A flag -parallel comes later, and counts.
-	if err := flag.Set("test.parallel", strconv.Itoa(max(6, runtime.GOMAXPROCS(0)))); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(max(4, runtime.GOMAXPROCS(0)))); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -47,40 +47,30 @@ func gateway(t *testing.T) *scene {
 func TestAQuotaIsShownWithItsTeams(t *testing.T) {
 	t.Parallel()
 	s := gateway(t)
-	for _, scheme := range []string{"light", "dark"} {
-		p := newTab(t, s.address(""))
-		p.prefers("prefers-color-scheme", scheme)
-		p.open(s.address(""))
-		p.live()
-		teams := await(p, "the teams are there", `[...document.querySelectorAll("#quota-teams tbody .name")].map(name => name.textContent)`,
-			func(teams []string) bool { return len(teams) == 5 })
-		require.Equal(t, []string{"gold", "batch", "search", `<b>hostile\u{202e}</b>`, "all others"}, teams)
-		require.Equal(t, "The scarcest is tokens: the last minute took 93 % of what a minute may.", eval[string](p, text("#quota-words")))
-		require.Contains(t, eval[string](p, text("#quota-parts")), "212 of 500")
-		require.Contains(t, eval[string](p, text("#quota-parts .scarcest")), "83,700 of 90,000")
-		require.Contains(t, eval[string](p, text("#quota-parts .bucket")), "82 %")
-		require.Equal(t, []float64{54, 28}, eval[[]float64](p, `[...document.querySelectorAll("#quota-parts .bucket rect")].map(r => parseFloat(r.getAttribute("width")))`),
-			"what is reserved is hatched")
-		require.Contains(t, eval[string](p, text("#quota-figures")), "0, as it should be")
-		require.Contains(t, eval[string](p, text("#quota-hint")), "larger burst")
-		const same = `(name => [...document.querySelectorAll("#quota-teams tbody tr, #turns-table tbody tr")].filter(row => row.querySelector(".name").textContent === name).map(row => row.querySelector(".swatch-of-turn").textContent))("batch")`
-		await(p, "a team has one number in both tables", same, func(numbers []string) bool {
-			return len(numbers) == 2 && numbers[0] == numbers[1] && numbers[0] != ""
-		})
-		story := await(p, "its costs are not taken for requests", text("#story"), func(story string) bool { return strings.Contains(story, "within the quota") })
-		require.NotContains(t, story, "one every")
-		require.NotContains(t, eval[string](p, text("#tiles")), "drain rate")
-		await(p, "the level is a share", text(`[data-tile="level"]`), func(level string) bool { return strings.Contains(level, "%") })
-		p.awaitTrue("no drain rate is beside requests", `!document.querySelector('.legend [data-series="rate"]').checkVisibility()`)
-		require.Empty(t, p.violations())
-		p.harmless()
-		p.shoot("quota " + scheme)
-	}
-	p := newTab(t, s.address(""))
+	p := s.openPage(t, "")
+	teams := await(p, "the teams are there", `[...document.querySelectorAll("#quota-teams tbody .name")].map(name => name.textContent)`,
+		func(teams []string) bool { return len(teams) == 5 })
+	require.Equal(t, []string{"gold", "batch", "search", `<b>hostile\u{202e}</b>`, "all others"}, teams)
+	require.Equal(t, "The scarcest is tokens: the last minute took 93 % of what a minute may.", eval[string](p, text("#quota-words")))
+	require.Contains(t, eval[string](p, text("#quota-parts")), "212 of 500")
+	require.Contains(t, eval[string](p, text("#quota-parts .scarcest")), "83,700 of 90,000")
+	require.Contains(t, eval[string](p, text("#quota-parts .bucket")), "82 %")
+	require.Equal(t, []float64{54, 28}, eval[[]float64](p, `[...document.querySelectorAll("#quota-parts .bucket rect")].map(r => parseFloat(r.getAttribute("width")))`),
+		"what is reserved is hatched")
+	require.Contains(t, eval[string](p, text("#quota-figures")), "0, as it should be")
+	require.Contains(t, eval[string](p, text("#quota-hint")), "larger burst")
+	const same = `(name => [...document.querySelectorAll("#quota-teams tbody tr, #turns-table tbody tr")].filter(row => row.querySelector(".name").textContent === name).map(row => row.querySelector(".swatch-of-turn").textContent))("batch")`
+	await(p, "a team has one number in both tables", same, func(numbers []string) bool {
+		return len(numbers) == 2 && numbers[0] == numbers[1] && numbers[0] != ""
+	})
+	story := await(p, "its costs are not taken for requests", text("#story"), func(story string) bool { return strings.Contains(story, "within the quota") })
+	require.NotContains(t, story, "one every")
+	require.NotContains(t, eval[string](p, text("#tiles")), "drain rate")
+	await(p, "the level is a share", text(`[data-tile="level"]`), func(level string) bool { return strings.Contains(level, "%") })
+	p.awaitTrue("no drain rate is beside requests", `!document.querySelector('.legend [data-series="rate"]').checkVisibility()`)
+	p.harmless()
+	p.readableByAll("quota")
 	p.phone()
-	p.open(s.address(""))
-	p.live()
-	p.awaitTrue("the teams are there", `document.querySelector("#quota-teams tbody .name")`)
 	require.Empty(t, eval[[]string](p, `[...document.querySelectorAll("#quota, #quota *")].filter(e => e.checkVisibility() && e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 100))`))
 	require.Empty(t, p.violations())
 	p.shoot("quota on a phone")

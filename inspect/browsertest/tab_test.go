@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"net/url"
 	"os"
@@ -295,9 +296,12 @@ func (p *tab) withoutScript() {
 	p.do(call(emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true}))
 }
 
-// shoot writes a picture of the whole page into the test's folder of artifacts, which
-// stays if go test has the flag -artifacts.
+// shoot writes a picture of the whole page into the test's folder of artifacts, if go test has the
+// flag -artifacts: otherwise nobody could look at it, and it costs as much as opening the page.
 func (p *tab) shoot(name string) {
+	if flag.Lookup("test.artifacts").Value.String() != "true" {
+		return
+	}
 	picture, err := run(p, chromedp.FullScreenshot(100))
 	if err != nil {
 		p.t.Logf("no picture: %v", err)

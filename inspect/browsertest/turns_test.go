@@ -61,30 +61,26 @@ func teams(t *testing.T) (*scene, *shaper.Shaper) {
 func TestTheLineIsABarForEachKey(t *testing.T) {
 	t.Parallel()
 	s, u := teams(t)
-	for _, scheme := range []string{"light", "dark"} {
-		p := newTab(t, s.address(""))
-		p.prefers("prefers-color-scheme", scheme)
-		p.open(s.address(linkTo("source", "upstream")))
-		p.live()
-		names := await(p, "the keys are there", turnNames, func(names []string) bool { return len(names) == 9 })
-		require.Equal(t, []string{"1 batch-import", "2 gold", "3 silver", "4 search", "5 mobile", "6 reports", "7 billing", "8 crawler", " 4 other keys"}, names)
-		require.Equal(t, []int{300, 120, 110, 100, 90, 80, 70, 60, 50 + 40 + 30 + 20}, eval[[]int](p, turnWaits))
-		bars := eval[[][]any](p, turnBars)
-		require.Equal(t, []any{100.0, "url(#turn-1)"}, bars[0])
-		require.Equal(t, []any{40.0, "url(#turn-2)"}, bars[1])
-		require.Equal(t, "others", bars[8][1])
-		require.Equal(t, "4", eval[string](p, turnRows+`[1].querySelector(".weight").textContent`))
-		require.Empty(t, p.violations())
-		p.click("#turns-more")
-		await(p, "all keys are there", turnNames, func(names []string) bool { return len(names) == 12 })
-		p.click("#turns-more")
-		await(p, "the others are one again", turnNames, func(names []string) bool { return len(names) == 9 })
-		if scheme == "light" {
-			continue
-		}
-		u.Hold(0)
-		testTheBand(p)
-	}
+	p := s.openPage(t, linkTo("source", "upstream"))
+	names := await(p, "the keys are there", turnNames, func(names []string) bool { return len(names) == 9 })
+	require.Equal(t, []string{"1 batch-import", "2 gold", "3 silver", "4 search", "5 mobile", "6 reports", "7 billing", "8 crawler", " 4 other keys"}, names)
+	require.Equal(t, []int{300, 120, 110, 100, 90, 80, 70, 60, 50 + 40 + 30 + 20}, eval[[]int](p, turnWaits))
+	bars := eval[[][]any](p, turnBars)
+	require.Equal(t, []any{100.0, "url(#turn-1)"}, bars[0])
+	require.Equal(t, []any{40.0, "url(#turn-2)"}, bars[1])
+	require.Equal(t, "others", bars[8][1])
+	require.Equal(t, "4", eval[string](p, turnRows+`[1].querySelector(".weight").textContent`))
+	p.click("#turns-more")
+	await(p, "all keys are there", turnNames, func(names []string) bool { return len(names) == 12 })
+	p.click("#turns-more")
+	await(p, "the others are one again", turnNames, func(names []string) bool { return len(names) == 9 })
+	u.Hold(0)
+	testTheBand(p)
+	p.readableByAll("turns")
+	p.phone()
+	require.Empty(t, eval[[]string](p, `[...document.querySelectorAll("#turns *")].filter(e => e.checkVisibility() && e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 100))`))
+	require.Empty(t, p.violations())
+	p.shoot("turns on a phone")
 }
 
 // testTheBand looks at the keys of the teams while requests leave.
@@ -98,35 +94,6 @@ func testTheBand(p *tab) {
 	await(p, "gold keeps its number while its line drains", waiting, func(place int) bool { return place == 1 })
 	const keys = `[...document.querySelectorAll("#waiters tbody tr td:nth-child(5)")].map(cell => cell.textContent)`
 	await(p, "those in line are told with their keys", keys, func(keys []string) bool { return len(keys) == 6 })
-}
-
-// The pictures are looked at by people: go test -artifacts keeps them.
-func TestTurnsLookRight(t *testing.T) {
-	t.Parallel()
-	s, u := teams(t)
-	u.Hold(0)
-	s.share(u, map[string]int{"gold": 6, "silver": 5, "search": 8, "mobile": 3, "staff": 1})
-	tabs := map[string]*tab{}
-	for _, scheme := range []string{"light", "dark"} {
-		p := newTab(t, s.address(""))
-		p.prefers("prefers-color-scheme", scheme)
-		p.open(s.address(linkTo("source", "upstream")))
-		p.live()
-		tabs[scheme] = p
-	}
-	const seconds = `(document.querySelector("#turns-band").getAttribute("aria-label").match(/last (\d+) seconds/) ?? [])[1] ?? "0"`
-	for scheme, p := range tabs {
-		await(p, "the band has some seconds", seconds, func(n string) bool { return len(n) > 1 && n >= "12" })
-		p.shoot("turns " + scheme)
-	}
-	p := newTab(t, s.address(""))
-	p.phone()
-	p.open(s.address(linkTo("source", "upstream")))
-	p.live()
-	await(p, "the keys are there", turnNames, func(names []string) bool { return len(names) == 9 })
-	require.Equal(t, "", eval[string](p, `[...document.querySelectorAll("#turns *")].filter(e => e.checkVisibility() && e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 100)).join()`))
-	require.Empty(t, p.violations())
-	p.shoot("turns on a phone")
 }
 
 // Where keys have buckets of their own, or there are none, nothing is said of turns.
