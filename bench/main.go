@@ -58,6 +58,10 @@ var endings = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall
 
 func main() {
 	run.Child()
+	// Debian keeps servers in sbin, which only root has in its PATH.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+string(os.PathListSeparator)+"/usr/sbin"); err != nil {
+		log.Fatalf("bench: %v", err)
+	}
 	// Whatever asks this program to end, even if nothing reads its output: proxies must not stay
 	// behind.
 	ctx, release := signal.NotifyContext(context.Background(), endings...)
@@ -139,8 +143,10 @@ func (c config) prepare() error {
 		}
 	}
 	for _, e := range c.experiments {
-		if _, err := exec.LookPath(e.Needs); e.Needs != "" && err != nil {
-			return fmt.Errorf("%s: %s is missing (%s): %w", e.Name, e.Needs, e.GetIt, err)
+		for _, program := range e.Needs {
+			if _, err := exec.LookPath(program.Name); err != nil {
+				return fmt.Errorf("%s: %s is missing (%s): %w", e.Name, program.Name, program.GetIt, err)
+			}
 		}
 	}
 	return nil

@@ -71,7 +71,7 @@ func TestOneExperimentThatFailsDoesNotLoseTheOthers(t *testing.T) {
 
 func TestWhatIsMissingIsSaidBeforeAnythingIsMeasured(t *testing.T) {
 	all := fakes()
-	all[1].Needs, all[1].GetIt = "no-such-program", "Debian: apt-get install it"
+	all[1].Needs = []run.Program{run.Go, {Name: "no-such-program", GetIt: "Debian: apt-get install it"}}
 	var stdout, stderr bytes.Buffer
 	require.Equal(t, exitUsage, measureAll(t.Context(), all, []string{"-out", ""}, &stdout, &stderr))
 	require.Contains(t, stderr.String(), "bench: broken: no-such-program is missing (Debian: apt-get install it)")

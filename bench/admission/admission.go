@@ -23,9 +23,9 @@ var Experiment = run.Experiment{
 	Name: "admission",
 	What: "what a call costs that may leave at once, and one that is refused",
 	Note: "Wall time over all goroutines, per call. leaves: no call ever waits, as the rate is 1e9 per second. " +
-		"failsafe builds a timer for a wait of 0. httprate writes its header fields. " + acquire + " has a cap of 100 in flight, which is never reached. " +
+		"failsafe builds a timer for a wait of 0. " + acquire + " has a cap of 100 in flight, which is never reached. " +
 		"refused: the rate is three a day. Wait-full-line is met by 100 waiters, Wait-deadline of the shaper by 99. " +
-		"Both tell when to come back, as do Reserve-Delay-Cancel, throttled, sethvargo and httprate, and no other.",
+		"Both tell when to come back, as do Reserve-Delay-Cancel and sethvargo, and no other.",
 	Goals: goals(),
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, child.Take, cases(o))
@@ -48,12 +48,12 @@ type input struct {
 }
 
 var child = run.NewMeasurement("admission", func(in input) ([]measure.Timing, error) {
-	each, stop, err := in.call().open()
+	call, stop, err := in.call().open()
 	if err != nil {
 		return nil, err
 	}
 	defer stop()
-	return measure.TimeFrom(goroutines, each, in.Batch)
+	return measure.TimeFrom(goroutines, func() func() bool { return call }, in.Batch)
 })
 
 // call returns the call that is named. It panics if there is none.
@@ -87,7 +87,7 @@ func cases(o run.Options) []run.Case[input] {
 }
 
 // goals holds ours against x/time and, where a call is refused, against sethvargo too, which
-// refuses fastest of those that tell when to come back.
+// tells when to come back.
 func goals() []report.Goal {
 	of := func(outcome, call, limiter string, goroutines int) string {
 		return fmt.Sprintf("Admission/outcome=%s/call=%s/limiter=%s/goroutines=%d ns/call", outcome, call, limiter, goroutines)
@@ -170,9 +170,7 @@ func calls() []call {
 		{limiter: "failsafe", call: "AcquirePermit", open: meetFailsafe(time.Nanosecond, func(l failsafeLimiter, live context.Context) bool {
 			return l.AcquirePermit(live) == nil
 		})},
-		{limiter: "throttled", call: "RateLimitCtx", open: meetKeyed("throttled-unbounded", fastBucket, true)},
-		{limiter: "sethvargo", call: "Take", open: meetKeyed("sethvargo", fastBucket, true)},
-		{limiter: "httprate", call: "OnLimit", open: meetKeyed("httprate", fastBucket, true)},
+		{limiter: "sethvargo", call: "Take", open: meetSethvargo(fastBucket, true)},
 
 		{limiter: rivals.Ours, call: "Wait-full-line", refuses: true, open: meetShaper(slow, fullLine, func(s *shaper.Shaper, live, _ context.Context) bool {
 			return saysWhen(s.Wait(live))
@@ -201,9 +199,7 @@ func calls() []call {
 		{limiter: "failsafe", call: "AcquirePermitWithMaxWait", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, live context.Context) bool {
 			return errors.Is(l.AcquirePermitWithMaxWait(live, time.Second), ratelimiter.ErrExceeded)
 		})},
-		{limiter: "throttled", call: "RateLimitCtx", refuses: true, open: meetKeyed("throttled-unbounded", slowBucket, false)},
-		{limiter: "sethvargo", call: "Take", refuses: true, open: meetKeyed("sethvargo", slowBucket, false)},
-		{limiter: "httprate", call: "OnLimit", refuses: true, open: meetKeyed("httprate", slowBucket, false)},
+		{limiter: "sethvargo", call: "Take", refuses: true, open: meetSethvargo(slowBucket, false)},
 	}
 }
 
@@ -213,15 +209,9 @@ func saysWhen(err error) bool {
 	return ok && reject.RetryAfter > 0
 }
 
-// An opener makes a limiter in the state that the calls are to meet. Each
-// goroutine calls each once, and what that returned over and over. Such a call
-// reports whether it came out as it should.
-type opener = func() (each func() (call func() bool), stop func(), err error)
-
-// shared is for limiters on which all goroutines make the same call.
-func shared(call func() bool) func() func() bool {
-	return func() func() bool { return call }
-}
+// An opener makes a limiter in the state that the calls are to meet. The call reports whether it came
+// out as it should.
+type opener = func() (call func() bool, stop func(), err error)
 
 // contexts returns a context that could end, as any request's can, and one with a deadline that
 // lies before any departure at the slow rate.
@@ -234,7 +224,7 @@ func contexts() (live, soon context.Context, cancel func()) {
 // meetShaper makes a shaper whose burst is spent where it can be, with so many
 // callers in the line.
 func meetShaper(l shaper.Limits, waiting int, call func(s *shaper.Shaper, live, soon context.Context) bool) opener {
-	return func() (func() func() bool, func(), error) {
+	return func() (func() bool, func(), error) {
 		s := rivals.Must(shaper.New(l))
 		s.Allow()
 		line, err := measure.Gather(waiting, func(int) { _ = s.Wait(context.Background()) })
@@ -245,7 +235,7 @@ func meetShaper(l shaper.Limits, waiting int, call func(s *shaper.Shaper, live, 
 			return nil, nil, fmt.Errorf("%d wait in the line of the shaper, not %d", n, waiting)
 		}
 		live, soon, cancel := contexts()
-		return shared(func() bool { return call(s, live, soon) }), func() {
+		return func() bool { return call(s, live, soon) }, func() {
 			cancel()
 			_ = s.Close()
 			line.All.Wait()
@@ -254,49 +244,50 @@ func meetShaper(l shaper.Limits, waiting int, call func(s *shaper.Shaper, live, 
 }
 
 func meetXTime(perSecond rate.Limit, burst int, call func(l *rate.Limiter, live, soon context.Context) bool) opener {
-	return func() (func() func() bool, func(), error) {
+	return func() (func() bool, func(), error) {
 		l := rate.NewLimiter(perSecond, burst)
 		l.Allow()
 		live, soon, cancel := contexts()
-		return shared(func() bool { return call(l, live, soon) }), cancel, nil
+		return func() bool { return call(l, live, soon) }, cancel, nil
 	}
 }
 
 // meetUber takes an interval of a nanosecond, with which no call ever waits.
 func meetUber(opts ...ratelimit.Option) opener {
-	return func() (func() func() bool, func(), error) {
+	return func() (func() bool, func(), error) {
 		l := ratelimit.New(fastPerSecond, opts...)
-		return shared(func() bool { return !l.Take().IsZero() }), func() {}, nil
+		return func() bool { return !l.Take().IsZero() }, func() {}, nil
 	}
 }
 
 type failsafeLimiter = ratelimiter.RateLimiter[any]
 
 func meetFailsafe(interval time.Duration, call func(l failsafeLimiter, live context.Context) bool) opener {
-	return func() (func() func() bool, func(), error) {
+	return func() (func() bool, func(), error) {
 		l := ratelimiter.NewSmoothWithMaxRate[any](interval)
 		l.TryAcquirePermit()
 		live, _, cancel := contexts()
-		return shared(func() bool { return call(l, live) }), cancel, nil
+		return func() bool { return call(l, live) }, cancel, nil
 	}
 }
 
-// meetKeyed is for limiters that have no call without a key. The one that is used needs
-// no bound on keys. If calls are refused, they have to tell when to come back.
-func meetKeyed(name string, b rivals.Bucket, leaves bool) opener {
-	return func() (func() func() bool, func(), error) {
+// meetSethvargo has one key, as the store has no call without. If calls are refused, they have to tell
+// when to come back.
+func meetSethvargo(b rivals.Bucket, leaves bool) opener {
+	return func() (func() bool, func(), error) {
 		live, _, cancel := contexts()
-		k := rivals.KeyedNamed(name).Open(live, 1, b)
-		stop := func() { cancel(); k.Stop() }
-		k.Each[0]()("key")
-		if !leaves && !k.TellsWhen("key") {
-			stop()
-			return nil, nil, fmt.Errorf("a refusal of %s does not tell when to come back", name)
+		store := rivals.NewMemoryStore(b)
+		stop := func() {
+			cancel()
+			_ = store.Close(context.Background()) // It returns nil.
 		}
-		each := func() func() bool {
-			call := k.Each[0]()
-			return func() bool { return call("key") == leaves }
+		_, _, reset, _, err := store.Take(live, "key")
+		if err == nil && !leaves && !time.Unix(0, int64(reset)).After(time.Now()) {
+			err = errors.New("a refusal of sethvargo does not tell when to come back")
 		}
-		return each, stop, nil
+		return func() bool {
+			_, _, _, ok, err := store.Take(live, "key")
+			return err == nil && ok == leaves
+		}, stop, err
 	}
 }

@@ -39,8 +39,7 @@ var Experiment = run.Experiment{
 		"share-err is by how many percentage points the share of the first is off 75. " +
 		"FairCost: 100,000 requests in line, of so many keys, beside a plain Shaper (keys=0); admission and departure include the goroutine that waits, " +
 		"and its wake-up. All depart at once. Refused is a newcomer that would leave last, as the line is full. Memory is what the live heap has more than beside a plain Shaper, for each key.",
-	Needs: "go",
-	GetIt: "https://go.dev/dl",
+	Needs: []run.Program{run.Go},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		lines, err1 := run.InVirtualTime(ctx, "TestABurstBesideLightKeys", "example.com/leakybucket/bench/fair")
 		costs, err2 := run.InTurns(ctx, o, costChild.Take, costCases(o))

@@ -11,7 +11,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -32,7 +31,7 @@ var Experiment = run.Experiment{
 	What: "what middleware costs per request in net/http, and the memory of connections that wait",
 	Note: "HTTP: time per request in the middleware and a handler that sets a status, without net/http itself; own: without what the handler alone (none) took. " +
 		"The request has come over a connection; the header of its answer is used again, and what is written is dropped. " +
-		"body: 1 KiB, which nobody has read. fields: those that tell clients how much they may still send. " +
+		"body: 1 KiB, which nobody has read. " +
 		"The shaper's line is full, of 100, where requests are refused; chi's throttle is full, and its answer does not tell when to come back. " +
 		"HTTPWaiting: resident memory per connection in a server whose clients are another process. " +
 		"beyond: without what net/http itself took, with a handler that is parked on a channel. Without ConnContext the shaper reads the body ahead.",
@@ -44,8 +43,8 @@ var Experiment = run.Experiment{
 	},
 }
 
-// goals bound the allocations of ours without fields, whatever the request is like, and hold a
-// refusal against httprate's: without its fields, and with them.
+// goals bound the allocations of ours, whatever the request is like, and hold a refusal against
+// httprate's.
 func goals() []report.Goal {
 	// The runtime allocates a little meanwhile, far below one per hundred requests.
 	all := []report.Goal{
@@ -56,15 +55,11 @@ func goals() []report.Goal {
 			Ours: "HTTPWaiting/middleware=shaper/conncontext=yes/body=*/connections=* beyond-B/connection",
 		},
 	}
-	for _, refusal := range []struct{ what, body, fields string }{
-		{"slower HTTP refusal against httprate's", "no", "no"},
-		{"slower HTTP refusal of a request with a body against httprate's", "yes", "no"},
-		{"slower HTTP refusal with RateLimit fields against httprate's", "no", "yes"},
-	} {
+	for body, what := range map[string]string{"no": "slower HTTP refusal against httprate's", "yes": "slower HTTP refusal of a request with a body against httprate's"} {
 		all = append(all, report.Goal{
-			What: refusal.what, Most: 1,
-			Ours:   "HTTP/outcome=refused/middleware=shaper/conncontext=*/body=" + refusal.body + "/fields=" + refusal.fields + " own-ns/call",
-			Theirs: []string{"HTTP/outcome=refused/middleware=httprate/conncontext=no/body=no/fields=" + refusal.fields + " own-ns/call"},
+			What: what, Most: 1,
+			Ours:   "HTTP/outcome=refused/middleware=shaper/conncontext=*/body=" + body + "/fields=no own-ns/call",
+			Theirs: []string{"HTTP/outcome=refused/middleware=httprate/conncontext=no/body=no/fields=no own-ns/call"},
 		})
 	}
 	return all
@@ -83,7 +78,6 @@ type costInput struct {
 	Middleware  string // or bareHandler
 	ConnContext bool   // the server has ours
 	Body        bool   // the request has one, which has not been read
-	Fields      bool   // the answer has fields that tell how much the client may still send
 	Outcome     outcome
 	Batch       time.Duration // how long requests are served
 }
@@ -100,7 +94,7 @@ var costChild = run.NewMeasurement("http-cost", measureCost)
 // measureCost serves such requests again and again.
 func measureCost(in costInput) (cost, error) {
 	found := cost{Own: measure.Unknown}
-	g, err := openers[in.Middleware](setup{outcome: in.Outcome, fields: in.Fields, next: served})
+	g, err := openers[in.Middleware](setup{outcome: in.Outcome, next: served})
 	if err != nil {
 		return found, err
 	}
@@ -132,9 +126,8 @@ func (in costInput) check(a *answer, h http.Handler, r *http.Request) error {
 	if got := a.header.Get("Retry-After") != ""; got != tells {
 		return fmt.Errorf("the answer has a Retry-After: %s", yesOrNo(got))
 	}
-	fields := a.header.Get("RateLimit") != "" || a.header.Get("X-RateLimit-Limit") != ""
-	if fields != in.Fields {
-		return fmt.Errorf("the answer has fields of the limit: %s", yesOrNo(fields))
+	if a.header.Get("X-RateLimit-Limit") != "" {
+		return errors.New("the answer has fields of the limit")
 	}
 	return nil
 }
@@ -146,31 +139,28 @@ func costCases(o run.Options) (cases []run.Case[costInput]) {
 	if o.Quick {
 		batch /= 10
 	}
-	add := func(name string, connContext, body, fields bool) {
+	add := func(name string, connContext, body bool) {
 		for _, becomes := range []outcome{admitted, refused} {
 			if becomes == refused && name == bareHandler {
 				continue // It refuses none.
 			}
 			cases = append(cases, run.Case[costInput]{
-				Name: fmt.Sprintf("HTTP/outcome=%s/middleware=%s/conncontext=%s/body=%s/fields=%s",
-					becomes, name, yesOrNo(connContext), yesOrNo(body), yesOrNo(fields)),
-				Input:  costInput{name, connContext, body, fields, becomes, batch},
+				// No answer has the fields that tell clients how much they may still send. The name
+				// says so, because earlier results, with which benchstat compares, have both kinds.
+				Name: fmt.Sprintf("HTTP/outcome=%s/middleware=%s/conncontext=%s/body=%s/fields=no",
+					becomes, name, yesOrNo(connContext), yesOrNo(body)),
+				Input:  costInput{name, connContext, body, becomes, batch},
 				Rounds: o.Times(5, 1),
 			})
 		}
 	}
-	const connContext, body, fields = true, true, true
-	add(bareHandler, !connContext, !body, !fields)
-	for _, with := range []bool{false, true} {
-		add(rivals.Ours, with, !body, !fields)
-		add(rivals.Ours, with, body, !fields)
-		add(rivals.Ours, with, !body, fields)
+	add(bareHandler, false, false)
+	for _, connContext := range []bool{false, true} {
+		add(rivals.Ours, connContext, false)
+		add(rivals.Ours, connContext, true)
 	}
-	add(rivals.Ours, connContext, body, fields)
-	add(oursKeyed, connContext, !body, !fields)
-	add(chi, !connContext, !body, !fields)
-	add(httpRate, !connContext, !body, !fields)
-	add(httpRate, !connContext, !body, fields)
+	add(chi, false, false)
+	add(httpRate, false, false)
 	return cases
 }
 
@@ -397,9 +387,8 @@ const (
 	// bareHandler stands beside the middlewares: no middleware at all.
 	bareHandler = "none"
 
-	oursKeyed = "shaper-group"
-	chi       = "chi-throttle"
-	httpRate  = "httprate"
+	chi      = "chi-throttle"
+	httpRate = "httprate"
 )
 
 const (
@@ -429,8 +418,7 @@ const (
 // A setup is the task of a middleware.
 type setup struct {
 	outcome outcome
-	room    int  // how many can wait, if they do
-	fields  bool // it adds the fields that tell clients how much they may still send
+	room    int // how many can wait, if they do
 	next    http.Handler
 }
 
@@ -445,12 +433,11 @@ type guard struct {
 var openers = map[string]func(setup) (guard, error){
 	bareHandler: func(s setup) (guard, error) { return guard{s.next, func() {}}, nil },
 	rivals.Ours: openShaper,
-	oursKeyed:   openGroup,
 	chi:         openThrottle,
 	httpRate:    openHTTPRate,
 }
 
-// limits returns the limits with which our middleware does its task, once begin has been called.
+// limits returns the limits with which our middleware does its task.
 func (s setup) limits() shaper.Limits {
 	switch s.outcome {
 	case admitted:
@@ -461,53 +448,25 @@ func (s setup) limits() shaper.Limits {
 	return shaper.Limits{Rate: perMinute, Depth: s.room}
 }
 
-func (s setup) options() (opts []shaper.MiddlewareOption) {
-	if s.fields {
-		opts = append(opts, shaper.WithRateLimitHeaders())
-	}
-	return opts
-}
-
+// openShaper takes the units that may leave at once from a line in which requests are to wait, and fills
+// one that is to refuse them.
 func openShaper(s setup) (guard, error) {
 	line := rivals.Must(shaper.New(s.limits()))
-	g := guard{Handler: shaper.Middleware(line, s.options()...)(s.next)}
-	var err error
-	g.stop, err = s.begin(line.Wait, line.Allow, line.Close, func() int { return line.Stats().Waiting })
-	return g, err
-}
-
-func openGroup(s setup) (guard, error) {
-	const key = "key"
-	lines := rivals.Must(shaper.NewGroup(func(string) (shaper.Limits, error) { return s.limits(), nil }))
-	keyOf := func(*http.Request) (string, error) { return key, nil }
-	g := guard{Handler: lines.Middleware(keyOf, s.options()...)(s.next)}
-	var err error
-	g.stop, err = s.begin(
-		func(ctx context.Context) error { return lines.Wait(ctx, key) },
-		func() bool { return lines.Allow(key) }, lines.Close,
-		func() int { return lines.Stats().Waiting },
-	)
-	return g, err
-}
-
-// begin takes the units that may leave at once from a line in which requests are to wait, and fills
-// one that is to refuse them.
-func (s setup) begin(wait rivals.Wait, allow func() bool, closeLine func() error, waiting func() int) (stop func(), err error) {
-	stop = func() { _ = closeLine() } // Close always returns nil.
+	g := guard{shaper.Middleware(line)(s.next), func() { _ = line.Close() }} // Close always returns nil.
 	if s.outcome == admitted {
-		return stop, nil
+		return g, nil
 	}
-	allow()
+	line.Allow()
 	if s.outcome == waits {
-		return stop, nil
+		return g, nil
 	}
-	if _, err = measure.Gather(fullLine, func(int) { _ = wait(context.Background()) }); err != nil {
-		return stop, err
+	if _, err := measure.Gather(fullLine, func(int) { _ = line.Wait(context.Background()) }); err != nil {
+		return g, err
 	}
-	if n := waiting(); n != fullLine {
-		return stop, fmt.Errorf("%d wait in the line, not %d", n, fullLine)
+	if n := line.Stats().Waiting; n != fullLine {
+		return g, fmt.Errorf("%d wait in the line, not %d", n, fullLine)
 	}
-	return stop, nil
+	return g, nil
 }
 
 // openThrottle bounds how many requests are served at once. Requests wait while one is
@@ -527,30 +486,31 @@ func openThrottle(s setup) (guard, error) {
 	if err != nil {
 		return g, err
 	}
-	_, err = measure.Gather(occupying, func(int) { g.ServeHTTP(rivals.HeaderOnly{}, request) })
+	_, err = measure.Gather(occupying, func(int) { g.ServeHTTP(headerOnly{}, request) })
 	return g, err
 }
 
-// openHTTPRate counts all requests under one key. Of its fields it keeps Retry-After,
-// as ours does, where the others are not wanted.
+// openHTTPRate counts all requests under one key. Of its fields it keeps Retry-After, as ours does.
 func openHTTPRate(s setup) (guard, error) {
 	perDay := manyRequests
 	if s.outcome == refused {
 		perDay = 1
 	}
-	var opts []httprate.Option
-	if !s.fields {
-		opts = append(opts, httprate.WithResponseHeaders(httprate.ResponseHeaders{RetryAfter: "Retry-After"}))
-	}
-	g := guard{httprate.LimitBy(perDay, aDay, httprate.Key("*"), opts...)(s.next), func() {}}
+	fields := httprate.WithResponseHeaders(httprate.ResponseHeaders{RetryAfter: "Retry-After"})
+	g := guard{httprate.LimitBy(perDay, aDay, httprate.Key("*"), fields)(s.next), func() {}}
 	request, err := http.NewRequest(http.MethodGet, "/", nil)
 	if err == nil {
-		g.ServeHTTP(rivals.HeaderOnly{}, request)
+		g.ServeHTTP(headerOnly{}, request)
 	}
 	return g, err
 }
 
 // tellsRetryAfter reports whether a refusal of that middleware has a Retry-After.
-func tellsRetryAfter(name string) bool {
-	return slices.Contains([]string{rivals.Ours, oursKeyed, httpRate}, name)
-}
+func tellsRetryAfter(name string) bool { return name == rivals.Ours || name == httpRate }
+
+// headerOnly is a response that keeps nothing but its header.
+type headerOnly http.Header
+
+func (h headerOnly) Header() http.Header         { return http.Header(h) }
+func (h headerOnly) Write(b []byte) (int, error) { return len(b), nil }
+func (h headerOnly) WriteHeader(int)             {}

@@ -24,11 +24,9 @@ var Experiment = run.Experiment{
 	Note: "Memory is of the live heap after a collection, with the key, a string of 16 bytes. Each key has come once, its bucket is not drained, and nobody waits. " +
 		"What there is once, however many keys come, stands by itself (once), with the first key. " +
 		"Calls may leave at once; time is wall time over all goroutines. All keys have come before, and come again in an order that has nothing to do with the first. " +
-		"Buckets are not drained, but those of shaper-drained always are: the Limits of the key are asked for anew once such a bucket has been deleted. " +
+		"Buckets are not drained. " +
 		"keys=0: without a key, one Shaper, one of x/time's limiters. procs: GOMAXPROCS, if it was lower. " +
 		"x-time: a map of its limiters behind a mutex, from which nothing is deleted. " +
-		"throttled: its memstore with a bound on keys, as its README has it, which forgets the key that came longest ago; unbounded: without. " +
-		"httprate keeps a hash of each key, and not the key, and writes its header fields. map: a look-up without a lock. " +
 		"KeysLeft: while the buckets are not drained (full), and two seconds after the last of them is (left), when one other key has come, " +
 		"for those that tidy up when they are called. sethvargo sweeps as often and as soon as its buckets allow.",
 	Goals: goals(),
@@ -78,12 +76,6 @@ func picture(r *report.Report, machine string) error {
 	calls := report.Panel{Title: "a call that may leave at once, on one goroutine", Axis: "ns", Settings: []string{"without a key", "1,000 keys", "100,000 keys"}}
 	memory := report.Panel{Title: "the memory of a key whose bucket is not drained", Axis: "bytes", Settings: []string{"1,000 keys", "100,000 keys"}}
 	for _, c := range rivals.AllKeyed {
-		switch c.Name {
-		case rivals.OursDrained, "throttled-unbounded":
-			continue // They tell nothing that the others do not, at one look.
-		case "httprate":
-			continue // It writes header fields as well: all other bars would be stubs.
-		}
 		time, bytes := report.Row{Name: c.Name}, report.Row{Name: c.Name}
 		for _, keys := range []int{0, 1_000, manyKeys} {
 			name, unit, _ := strings.Cut(timingName(c.Name, keys, c.Calls[0], 1), " ")
@@ -96,7 +88,7 @@ func picture(r *report.Report, machine string) error {
 	}
 	p := report.Bars{
 		Name: "keys", Title: "What does a key cost?", Panels: []report.Panel{calls, memory},
-		Caption: "Keys come in random order. x-time: a map of its limiters behind a mutex. map: a look-up without a lock, and no limiter. " + machine + ".",
+		Caption: "Keys come in random order. x-time: a map of its limiters behind a mutex. " + machine + ".",
 	}
 	drawn, err := p.Draw(rivals.Ours)
 	r.Pictures = append(r.Pictures, drawn)
@@ -119,7 +111,7 @@ func keyName(i int) string {
 // comeOnce lets the keys from one to before another come once. The rival is
 // the only one that keeps their names.
 func comeOnce(k rivals.Keyed, from, to int) error {
-	call := k.Each[0]()
+	call := k.Each[0]
 	for i := from; i < to; i++ {
 		if !call(keyName(i)) {
 			return fmt.Errorf("key %d of %d may not leave", i, to)
@@ -159,7 +151,7 @@ func left(in leftInput) (leftFound, error) {
 	perKey := func() float64 { return float64(measure.LiveHeap()-before) / float64(in.Keys) }
 	found := leftFound{Full: perKey()}
 	time.Sleep(time.Until(drained.Add(leftAfter)))
-	call := k.Each[0]()
+	call := k.Each[0]
 	if !call("one more") {
 		return leftFound{}, errors.New("the last key may not leave")
 	}
@@ -176,12 +168,10 @@ func leftCases(o run.Options) (all []run.Case[leftInput]) {
 		keys, drains = manyKeys/4, 500*time.Millisecond
 	}
 	for _, c := range rivals.AllKeyed {
-		if c.Name != rivals.OursDrained && c.Name != rivals.BareMap {
-			all = append(all, run.Case[leftInput]{
-				Name:  fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", c.Name, keys),
-				Input: leftInput{c.Name, keys, drains}, Rounds: 1,
-			})
-		}
+		all = append(all, run.Case[leftInput]{
+			Name:  fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", c.Name, keys),
+			Input: leftInput{c.Name, keys, drains}, Rounds: 1,
+		})
 	}
 	return all
 }
@@ -241,8 +231,8 @@ func calls(in callsInput) (callsFound, error) {
 	}
 	defer k.Stop()
 	keys := shuffledKeys(round)
-	for _, each := range k.Each {
-		timings, err := measure.TimeFrom(in.Goroutines, func() func() bool { return goingRound(each(), keys) }, in.Batch)
+	for _, call := range k.Each {
+		timings, err := measure.TimeFrom(in.Goroutines, func() func() bool { return goingRound(call, keys) }, in.Batch)
 		if err != nil {
 			return callsFound{}, err
 		}

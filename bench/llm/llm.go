@@ -31,8 +31,7 @@ var Experiment = run.Experiment{
 		"semaphore: 10 at once, which fits these calls and no others. cookbook: the rule of OpenAI's parallel processor. " +
 		"unsettled: the shaper without settling. After refusals all but cookbook wait as long as they are told, or double their pause. " +
 		"The longest wait is until the answer has come; the fewer calls of 200 callers leave, the longer each waits.",
-	Needs: "go",
-	GetIt: "https://go.dev/dl",
+	Needs: []run.Program{run.Go},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		found, err := run.InVirtualTime(ctx, "TestWaysToKeepToAQuota", "example.com/leakybucket/bench/llm")
 		return report.Report{Lines: found}, err

@@ -164,7 +164,7 @@ var nginxConfig string
 
 func startNginx(ctx context.Context, p *programs, s setting) (*run.Process, error) {
 	return p.startConfigured(ctx, s.Listen, "nginx.conf", s.in(nginxConfig, p.files), func(ctx context.Context, folder string) *exec.Cmd {
-		return exec.CommandContext(ctx, p.paths[nginx], "-p", folder, "-c", "nginx.conf")
+		return exec.CommandContext(ctx, "nginx", "-p", folder, "-c", "nginx.conf")
 	})
 }
 
@@ -181,7 +181,7 @@ func startHAProxy(ctx context.Context, p *programs, s setting) (*run.Process, er
 	}
 	config := strings.NewReplacer("{sessions}", sessions, "{maxconn}", maxconn).Replace(haproxyConfig)
 	return p.startConfigured(ctx, s.Listen, "haproxy.cfg", s.in(config, p.files), func(ctx context.Context, _ string) *exec.Cmd {
-		return exec.CommandContext(ctx, p.paths[haproxySessions], "-db", "-f", "haproxy.cfg")
+		return exec.CommandContext(ctx, "haproxy", "-db", "-f", "haproxy.cfg")
 	})
 }
 
@@ -203,7 +203,7 @@ func (p *programs) runCaddy(ctx context.Context, s setting, order, shape string)
 	_, port, _ := strings.Cut(s.Listen, ":")
 	config := strings.NewReplacer("{order}", order, "{shape}", shape, "{port}", port).Replace(caddyConfig)
 	return p.startConfigured(ctx, s.Listen, "Caddyfile", s.in(config, p.files), func(ctx context.Context, folder string) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, p.paths[ours], "run", "--config", "Caddyfile")
+		cmd := exec.CommandContext(ctx, p.shaperd, "run", "--config", "Caddyfile")
 		cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+folder, "XDG_CONFIG_HOME="+folder) // It writes there.
 		return cmd
 	})

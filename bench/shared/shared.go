@@ -37,7 +37,7 @@ import (
 var Experiment = run.Experiment{
 	Name:  "shared",
 	What:  "four processes and one Redis: is the rate reached, how evenly, in which shares, with how many round trips?",
-	Needs: redisServer, GetIt: "Debian: apt-get install redis-server",
+	Needs: []run.Program{{Name: redisServer, GetIt: "Debian: apt-get install redis-server"}},
 	Note: "Closed loop: each caller waits again as soon as it has left. Figures are of the merged departures, at the instants at which callers ran again. " +
 		"share-off: the largest difference between the share of a process and an equal one, in percent of that. " +
 		"overtaken: in the line of its own process. Round trips are counted at the clients. rtt: what the network adds to one. " +

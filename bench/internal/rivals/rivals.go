@@ -4,7 +4,6 @@ package rivals
 
 import (
 	"context"
-	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -12,10 +11,8 @@ import (
 	"time"
 
 	"github.com/failsafe-go/failsafe-go/ratelimiter"
-	"github.com/go-chi/httprate"
+	"github.com/sethvargo/go-limiter"
 	"github.com/sethvargo/go-limiter/memorystore"
-	"github.com/throttled/throttled/v2"
-	"github.com/throttled/throttled/v2/store/memstore"
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
 
@@ -234,15 +231,11 @@ type KeyedRival struct {
 	Alone func(ctx context.Context, b Bucket) Keyed
 }
 
-// Keyed is a KeyedRival at work. Each has a function for each of its calls, which
-// every goroutine calls once; what that returned it calls over and over. A call
-// reports whether the key may leave.
+// Keyed is a KeyedRival at work, with a function for each of its calls. A call reports whether
+// the key may leave.
 type Keyed struct {
-	Each []func() (call func(key string) bool)
+	Each []func(key string) bool
 	Stop func()
-	// TellsWhen asks once, and reports whether the key is refused and told when to come
-	// back. nil: a call of Each does not tell.
-	TellsWhen func(key string) bool
 }
 
 // A Bucket is the bucket of each key: one unit drains in the time Every, and Burst units leave at
@@ -252,8 +245,8 @@ type Bucket struct {
 	Burst int
 }
 
-// whole returns the time in which a full bucket drains.
-func (b Bucket) whole() time.Duration { return time.Duration(b.Burst) * b.Every }
+// Whole returns the time in which a full bucket drains.
+func (b Bucket) Whole() time.Duration { return time.Duration(b.Burst) * b.Every }
 
 // perSecond returns the rate at which it drains.
 func (b Bucket) perSecond() rate.Limit { return rate.Every(b.Every) }
@@ -264,39 +257,11 @@ func (b Bucket) Limits() shaper.Limits {
 	return shaper.Limits{Rate: b.perSecond(), Burst: b.Burst, Depth: 1, Slack: max(b.Every, shaper.DefaultSlack)}
 }
 
-const (
-	// BareMap stands beside the rivals: a look-up, without a lock, in a map
-	// that has the key, which is the least cost of a key.
-	BareMap = "map"
-
-	// OursDrained is ours with [DrainedBucket].
-	OursDrained = Ours + "-drained"
-)
-
-// DrainedBucket is drained when its key comes again, and never refuses.
-var DrainedBucket = Bucket{Every: time.Nanosecond, Burst: 1_000}
-
 // AllKeyed are those that are compared, ours first.
 var AllKeyed = []KeyedRival{
-	{
-		Name: Ours, Calls: []string{"Wait", "Allow"},
-		Open: openGroup, Alone: openShaperAlone,
-	},
-	{
-		Name: OursDrained, Calls: []string{"Wait", "Allow"},
-		Open: func(ctx context.Context, keys int, _ Bucket) Keyed {
-			return openGroup(ctx, keys, DrainedBucket)
-		},
-		Alone: func(ctx context.Context, _ Bucket) Keyed { return openShaperAlone(ctx, DrainedBucket) },
-	},
+	{Name: Ours, Calls: []string{"Wait", "Allow"}, Open: openGroup, Alone: openShaperAlone},
 	{Name: "x-time", Calls: []string{"Wait", "Allow"}, Open: openLimiterMap, Alone: openXTimeAlone},
 	{Name: "sethvargo", Calls: []string{"Take"}, Open: openMemoryStore},
-	{Name: "throttled", Calls: []string{"RateLimitCtx"}, Open: openMemStore},
-	{Name: "throttled-unbounded", Calls: []string{"RateLimitCtx"}, Open: func(ctx context.Context, _ int, b Bucket) Keyed {
-		return openMemStore(ctx, 0, b)
-	}},
-	{Name: "httprate", Calls: []string{"OnLimit"}, Open: openWindowCounter},
-	{Name: BareMap, Calls: []string{"look-up"}, Open: openMap},
 }
 
 // KeyedNamed returns the rival of that name. It panics if there is none.
@@ -308,18 +273,13 @@ func KeyedNamed(name string) KeyedRival {
 	return AllKeyed[at]
 }
 
-// keyedCall is for rivals on which all goroutines make the same call.
-func keyedCall(call func(key string) bool) func() func(string) bool {
-	return func() func(string) bool { return call }
-}
-
 func openGroup(ctx context.Context, keys int, b Bucket) Keyed {
 	l := b.Limits()
 	g := Must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(keys)))
 	return Keyed{
-		Each: []func() func(string) bool{
-			keyedCall(func(key string) bool { return g.Wait(ctx, key) == nil }),
-			keyedCall(g.Allow),
+		Each: []func(string) bool{
+			func(key string) bool { return g.Wait(ctx, key) == nil },
+			g.Allow,
 		},
 		Stop: func() { _ = g.Close() }, // Close always returns nil.
 	}
@@ -328,9 +288,9 @@ func openGroup(ctx context.Context, keys int, b Bucket) Keyed {
 func openShaperAlone(ctx context.Context, b Bucket) Keyed {
 	s := Must(shaper.New(b.Limits()))
 	return Keyed{
-		Each: []func() func(string) bool{
-			keyedCall(func(string) bool { return s.Wait(ctx) == nil }),
-			keyedCall(func(string) bool { return s.Allow() }),
+		Each: []func(string) bool{
+			func(string) bool { return s.Wait(ctx) == nil },
+			func(string) bool { return s.Allow() },
 		},
 		Stop: func() { _ = s.Close() },
 	}
@@ -360,9 +320,9 @@ func (m *limiterMap) of(key string) *rate.Limiter {
 func openLimiterMap(ctx context.Context, _ int, b Bucket) Keyed {
 	m := &limiterMap{bucket: b, limiters: make(map[string]*rate.Limiter)}
 	return Keyed{
-		Each: []func() func(string) bool{
-			keyedCall(func(key string) bool { return m.of(key).Wait(ctx) == nil }),
-			keyedCall(func(key string) bool { return m.of(key).Allow() }),
+		Each: []func(string) bool{
+			func(key string) bool { return m.of(key).Wait(ctx) == nil },
+			func(key string) bool { return m.of(key).Allow() },
 		},
 		Stop: func() {},
 	}
@@ -371,93 +331,30 @@ func openLimiterMap(ctx context.Context, _ int, b Bucket) Keyed {
 func openXTimeAlone(ctx context.Context, b Bucket) Keyed {
 	l := rate.NewLimiter(b.perSecond(), b.Burst)
 	return Keyed{
-		Each: []func() func(string) bool{
-			keyedCall(func(string) bool { return l.Wait(ctx) == nil }),
-			keyedCall(func(string) bool { return l.Allow() }),
+		Each: []func(string) bool{
+			func(string) bool { return l.Wait(ctx) == nil },
+			func(string) bool { return l.Allow() },
 		},
 		Stop: func() {},
 	}
 }
 
-// openMemoryStore has keys swept as soon as its comment allows, which is the time
-// in which a bucket is full again, but not more than once a second.
 func openMemoryStore(ctx context.Context, _ int, b Bucket) Keyed {
-	full := max(b.whole(), time.Second)
-	store := Must(memorystore.New(&memorystore.Config{
-		Tokens: uint64(b.Burst), Interval: b.whole(), SweepInterval: full, SweepMinTTL: full,
-	}))
+	store := NewMemoryStore(b)
 	return Keyed{
-		Each: []func() func(string) bool{keyedCall(func(key string) bool {
+		Each: []func(string) bool{func(key string) bool {
 			_, _, _, ok, err := store.Take(ctx, key)
 			return err == nil && ok
-		})},
+		}},
 		Stop: func() { _ = store.Close(context.Background()) }, // It returns nil.
-		TellsWhen: func(key string) bool {
-			_, _, reset, ok, err := store.Take(ctx, key)
-			return err == nil && !ok && time.Unix(0, int64(reset)).After(time.Now())
-		},
 	}
 }
 
-// openMemStore bounds the keys, as throttled's README does; 0 is no bound.
-func openMemStore(ctx context.Context, keys int, b Bucket) Keyed {
-	quota := throttled.RateQuota{MaxRate: throttled.PerDuration(1, b.Every), MaxBurst: b.Burst - 1}
-	l := Must(throttled.NewGCRARateLimiterCtx(Must(memstore.NewCtx(keys)), quota))
-	l.SetMaxCASAttemptsLimit(10_000) // With the 10 that it has, some calls of 64 goroutines come to nothing.
-	return Keyed{
-		Each: []func() func(string) bool{keyedCall(func(key string) bool {
-			limited, _, err := l.RateLimitCtx(ctx, key, 1)
-			return err == nil && !limited
-		})},
-		Stop: func() {},
-		TellsWhen: func(key string) bool {
-			limited, r, err := l.RateLimitCtx(ctx, key, 1)
-			return err == nil && limited && r.RetryAfter > 0
-		},
-	}
+// NewMemoryStore returns sethvargo's store, which has keys swept as soon as its comment allows: that
+// is the time in which a bucket is full again, but not more than once a second.
+func NewMemoryStore(b Bucket) limiter.Store {
+	full := max(b.Whole(), time.Second)
+	return Must(memorystore.New(&memorystore.Config{
+		Tokens: uint64(b.Burst), Interval: b.Whole(), SweepInterval: full, SweepMinTTL: full,
+	}))
 }
-
-// openWindowCounter has a request and a response for each goroutine, as there is
-// only an entrance for HTTP.
-func openWindowCounter(_ context.Context, _ int, b Bucket) Keyed {
-	l := httprate.NewRateLimiter(b.Burst, b.whole())
-	each := func() func(string) bool {
-		response := HeaderOnly{}
-		request := &http.Request{Header: http.Header{}}
-		return func(key string) bool { return !l.OnLimit(response, request, key) }
-	}
-	return Keyed{
-		Each: []func() func(string) bool{each},
-		Stop: func() {},
-		TellsWhen: func(key string) bool {
-			response := HeaderOnly{}
-			return l.OnLimit(response, &http.Request{Header: http.Header{}}, key) && http.Header(response).Get("Retry-After") != ""
-		},
-	}
-}
-
-// openMap is for one goroutine until all keys have come.
-func openMap(context.Context, int, Bucket) Keyed {
-	seen := make(map[string]int64)
-	return Keyed{
-		Each: []func() func(string) bool{keyedCall(func(key string) bool {
-			if _, has := seen[key]; !has {
-				seen[key] = 1
-			}
-			return true
-		})},
-		Stop: func() {},
-	}
-}
-
-// HeaderOnly is a response that keeps nothing but its header.
-type HeaderOnly http.Header
-
-// Header implements [http.ResponseWriter].
-func (h HeaderOnly) Header() http.Header { return http.Header(h) }
-
-// Write implements [http.ResponseWriter].
-func (h HeaderOnly) Write(b []byte) (int, error) { return len(b), nil }
-
-// WriteHeader implements [http.ResponseWriter].
-func (h HeaderOnly) WriteHeader(int) {}

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"example.com/leakybucket/shaper"
 )
 
 // In virtual time each rival keeps 100/s to the nanosecond, and the slots that a traced one tells of
@@ -86,15 +84,12 @@ func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
 // Otherwise a rival in the comparison might limit all keys together, or none.
 func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
 	for _, c := range AllKeyed {
-		if c.Name == OursDrained || c.Name == BareMap {
-			continue
-		}
 		for i, call := range c.Calls {
 			if call == "Wait" {
 				continue // It would wait.
 			}
 			k := c.Open(t.Context(), 10, Bucket{Every: time.Hour, Burst: 2})
-			may := k.Each[i]()
+			may := k.Each[i]
 			for _, key := range []string{"a", "b"} {
 				require.True(t, may(key), "%s: the first of %s", c.Name, key)
 				require.True(t, may(key), "%s: the second of %s", c.Name, key)
@@ -105,27 +100,11 @@ func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
 	}
 }
 
-// Otherwise a refusal would stand in the table as one that tells when to come back.
-func TestOnlyARefusalTellsWhenToComeBack(t *testing.T) {
-	tell := 0
-	for _, c := range AllKeyed {
-		k := c.Open(t.Context(), 10, Bucket{Every: time.Hour, Burst: 2})
-		if k.TellsWhen != nil {
-			tell++
-			require.False(t, k.TellsWhen("a"), "%s: the first leaves", c.Name)
-			require.False(t, k.TellsWhen("a"), "%s: the second leaves", c.Name)
-			require.True(t, k.TellsWhen("a"), "%s: the third is refused", c.Name)
-		}
-		k.Stop()
-	}
-	require.Equal(t, 4, tell)
-}
-
 func TestThoseThatWaitKeepTheIntervalOfEachKey(t *testing.T) {
 	for _, name := range []string{Ours, "x-time"} {
 		synctest.Test(t, func(t *testing.T) {
 			k := KeyedNamed(name).Open(t.Context(), 10, Bucket{Every: 5 * time.Second, Burst: 1})
-			wait, began := k.Each[0](), time.Now()
+			wait, began := k.Each[0], time.Now()
 			require.True(t, wait("a"))
 			require.True(t, wait("b"))
 			require.Zero(t, time.Since(began))
@@ -135,18 +114,4 @@ func TestThoseThatWaitKeepTheIntervalOfEachKey(t *testing.T) {
 			k.Stop()
 		})
 	}
-}
-
-// A drained bucket is not among the live ones.
-func TestTheDrainedBucketIsDrainedWhenItsKeyComesAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return DrainedBucket.Limits(), nil })
-		require.NoError(t, err)
-		require.True(t, g.Allow("a"))
-		time.Sleep(2 * time.Nanosecond)
-		for key := range g.All() {
-			require.Fail(t, "it is live", key)
-		}
-		require.NoError(t, g.Close())
-	})
 }

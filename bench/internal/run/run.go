@@ -32,12 +32,16 @@ type Experiment struct {
 	What  string // one line for -list
 	Note  string // how it measures, and its pitfalls
 	Goals []report.Goal
-	// Needs is a program that the experiment can't do without, and how to get it. It is looked
-	// for before anything is measured. "": it needs none.
-	Needs, GetIt string
+	Needs []Program // It can't do without them. They are looked for before anything is measured.
 	// Measure returns lines and pictures, and with an error those that it has nevertheless.
 	Measure func(context.Context, Options) (report.Report, error)
 }
+
+// A Program is one that an experiment runs, and how to get it.
+type Program struct{ Name, GetIt string }
+
+// Go is what runs tests and builds programs.
+var Go = Program{"go", "https://go.dev/dl"}
 
 // Options are the parts of the command line that an experiment needs.
 type Options struct {
@@ -165,6 +169,9 @@ func takeTwice[In, Out any](ctx context.Context, o Options, take func(context.Co
 	if err != nil && ctx.Err() == nil {
 		o.Logf("%s is measured once more: %v", c.Name, err)
 		one, err = take(ctx, c.Input)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", c.Name, err)
 	}
 	return one, err
 }
@@ -305,7 +312,7 @@ func (m Measurement[In, Out]) Take(ctx context.Context, in In) (found Out, err e
 	}
 	child.Stdin, child.Stdout, child.Stderr = &input, &output, &complaint
 	if err := child.Run(); err != nil {
-		return found, fmt.Errorf("%s %+v: %w: %s", string(m), in, errors.Join(err, ctx.Err()), bytes.TrimSpace(complaint.Bytes()))
+		return found, fmt.Errorf("%w: %s", errors.Join(err, ctx.Err()), bytes.TrimSpace(complaint.Bytes()))
 	}
 	err = gob.NewDecoder(&output).Decode(&found)
 	return found, err

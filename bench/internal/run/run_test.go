@@ -48,7 +48,7 @@ func TestAMeasurementIsTakenInAChildProcess(t *testing.T) {
 
 func TestAMeasurementThatFailsSaysWhy(t *testing.T) {
 	_, err := measurePace.Take(t.Context(), "nobody")
-	require.EqualError(t, err, "pace nobody: exit status 1: nobody is there")
+	require.EqualError(t, err, "exit status 1: nobody is there")
 	_, err = measureNothing.Take(t.Context(), 1)
 	require.ErrorContains(t, err, `no child process is named "nothing"`)
 	require.Panics(t, func() { Register("pace", func(io.Reader, io.Writer) error { return nil }) })
@@ -90,12 +90,12 @@ func TestACaseThatFailsCostsOnlyItsOwnResults(t *testing.T) {
 	}
 	cases := []Case[string]{{"Bad", "bad", 2}, {"Good", "good", 2}}
 	results, err := InTurns(t.Context(), Options{}, take, cases)
-	require.EqualError(t, err, "lost")
+	require.EqualError(t, err, "Bad: lost")
 	require.Equal(t, 2, calls, "it is measured once more, in one round")
 	require.Len(t, results, 1)
 	require.Equal(t, "Good", results[0].Name)
 	results, err = AtOnce(t.Context(), Options{}, take, cases)
-	require.EqualError(t, err, "lost")
+	require.EqualError(t, err, "Bad: lost")
 	require.Len(t, results, 1)
 }
 
