@@ -34,39 +34,25 @@ type ceilingInput struct {
 // A ceiling is the traffic through a proxy whose limit is out of reach.
 type ceiling struct {
 	PerSecond float64 `unit:"requests/s"`
-	CPU       float64 `unit:"cpu-ns/request"` // of the proxy, if there is one
+	CPU       float64 `unit:"cpu-ns/request"` // of the proxy
 }
 
 const ceilingCallers = 64
 
-// measureCeiling sends requests to a proxy, or to the upstream itself, as fast as they
-// are answered.
+// longestWindow is how long a window may become in which nothing is answered.
+const longestWindow = time.Minute
+
+// measureCeiling sends a request from each caller as soon as it has its last response, and asks at both
+// ends of the window for the usage of the proxy.
 func (p *programs) measureCeiling(ctx context.Context, in ceilingInput) (ceiling, error) {
-	if in.Proxy == direct {
-		u, err := startUpstream(0, false)
-		if err != nil {
-			return ceiling{}, err
-		}
-		defer u.close()
-		return flood(ctx, u.address, in.Window, func() (usage, error) { return usage{cpu: measure.Unknown}, nil })
-	}
 	s, err := p.stage(ctx, in.Proxy, noLimit, 1000, false)
 	if err != nil {
 		return ceiling{}, err
 	}
 	defer s.close()
-	return flood(ctx, s.address, in.Window, s.usage)
-}
-
-// longestWindow is how long a window may become in which nothing is answered.
-const longestWindow = time.Minute
-
-// flood sends a request from each caller as soon as it has its last response, and asks at both ends
-// of the window for the usage of the proxy.
-func flood(ctx context.Context, address string, window time.Duration, used func() (usage, error)) (ceiling, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	callers, err := openCallers(ctx, address, ceilingCallers)
+	callers, err := openCallers(ctx, s.address, ceilingCallers)
 	if err != nil {
 		return ceiling{}, err
 	}
@@ -86,17 +72,17 @@ func flood(ctx context.Context, address string, window time.Duration, used func(
 			}
 		})
 	}
-	run.Sleep(ctx, window/10) // until everything is warm
-	before, err1 := used()
+	run.Sleep(ctx, in.Window/10) // until everything is warm
+	before, err1 := s.usage()
 	from, began := answered.Load(), time.Now()
-	run.Sleep(ctx, window)
+	run.Sleep(ctx, in.Window)
 	// On a busy machine a short window may pass without any answer. The rate is over the time that
 	// it took in the end.
 	for answered.Load() == from && ctx.Err() == nil && time.Since(began) < longestWindow {
-		run.Sleep(ctx, window)
+		run.Sleep(ctx, in.Window)
 	}
 	n, took := float64(answered.Load()-from), time.Since(began)
-	after, err2 := used()
+	after, err2 := s.usage()
 	over.Store(true)
 	asking.Wait()
 	if err := context.Cause(ctx); err != nil {

@@ -92,9 +92,6 @@ func casesOf(o run.Options) (c cases) {
 		}
 		c.ceilings = append(c.ceilings, caseOf(o, "ProxyCeiling/proxy="+r.name, ceilingInput{r.name, flooding}))
 	}
-	alone := caseOf(o, "ProxyCeiling/proxy="+direct, ceilingInput{direct, flooding})
-	alone.Rounds = 1 // It only shows how far the load generator reaches.
-	c.ceilings = append(c.ceilings, alone)
 	return c
 }
 
@@ -145,8 +142,8 @@ func (p *programs) note() string {
 		"Of haproxy-sessions two seconds are left out before: it lets a second's worth pass before it holds any back. Overtaken: arrived after a request that was sent later. " +
 		"Go's servers read each connection in a goroutine of its own, so that requests overtake each other before they come to the line. ")
 	b.WriteString("Served: every second caller in line closes its connection; the slots from then on that went to one of the others. ")
-	fmt.Fprintf(&b, "Requests/s: %d connections, each of which asks again when it has its response, with a limit out of reach; "+
-		"no-proxy is the upstream itself, once. CPU: user and system time of all processes of the proxy. ", ceilingCallers)
+	fmt.Fprintf(&b, "Requests/s: %d connections, each of which asks again when it has its response, with a limit out of reach. "+
+		"CPU: user and system time of all processes of the proxy. ", ceilingCallers)
 	b.WriteString("Memory: what the proxy's processes have resident, at rest and beyond that for each request that waits, without the kernel's share. Caddy without a limit lets them " +
 		"all pass to the upstream, which does not answer: each of its requests has a second connection. In the kernel: haproxy-sessions leaves as many there as " +
 		"the system allows (on Linux net.core.somaxconn, mostly 4,096), and has no line of its own.")

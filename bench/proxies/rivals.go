@@ -48,7 +48,6 @@ const (
 	haproxySessions = "haproxy-sessions"
 	haproxyMaxconn  = "haproxy-maxconn"
 	caddy           = "caddy"
-	direct          = "no-proxy" // the upstream itself
 )
 
 // rivals are compared in this order.

@@ -19,23 +19,12 @@ type Departure struct {
 
 // Departures are seen from the receivers' side, in the order in which they ran.
 // The first of them only begins the first spacing: all figures are of those
-// after it. [DeparturesOf] and [DeparturesWithin] make them.
+// after it. [DeparturesWithin] makes them.
 type Departures struct {
 	interval time.Duration // that which was asked for
 	all      []Departure
 	silence  time.Duration // from the last of them to the end of the window
 	longest  time.Duration // of their spacings
-}
-
-// DeparturesOf returns departures that have a first and a last one: everything
-// from the one to the other is looked at. There must be one at least.
-func DeparturesOf(interval time.Duration, all []Departure) Departures {
-	d := Departures{interval: interval, all: slices.Clone(all)}
-	slices.SortStableFunc(d.all, func(a, b Departure) int { return cmp.Compare(a.At, b.At) })
-	for i := 1; i < len(d.all); i++ {
-		d.longest = max(d.longest, d.all[i].At-d.all[i-1].At)
-	}
-	return d
 }
 
 // DeparturesWithin returns those departures of a steady flow that lie within a
@@ -55,7 +44,11 @@ func DeparturesWithin(from, to, interval time.Duration, all []Departure) Departu
 		before = Departure{At: from}
 	}
 	within := slices.DeleteFunc(all, func(one Departure) bool { return one.At < from })
-	d := DeparturesOf(interval, append([]Departure{before}, within...))
+	d := Departures{interval: interval, all: append([]Departure{before}, within...)}
+	slices.SortStableFunc(d.all, func(a, b Departure) int { return cmp.Compare(a.At, b.At) })
+	for i := 1; i < len(d.all); i++ {
+		d.longest = max(d.longest, d.all[i].At-d.all[i-1].At)
+	}
 	d.silence = to - d.all[len(d.all)-1].At
 	return d
 }
