@@ -52,7 +52,7 @@ func TestFieldsAndUsageOfTheProvidersInMemory(t *testing.T) {
 					response, err := s.RoundTrip(r)
 					require.NoError(t, err)
 					require.Equal(t, d.left, d.Left(response.Header))
-					result := llm.ReadAlong(response, d.Usage)
+					result := llm.ReadAlong(response, d.Usage, 0)
 					_, err = io.Copy(io.Discard, response.Body)
 					require.NoError(t, err)
 					require.NoError(t, response.Body.Close())

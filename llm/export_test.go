@@ -12,9 +12,12 @@ var (
 const Kept = kept
 
 // ReadAlong replaces the body of a response by one that is read along, and returns the function that returns the usage
-// when the body has ended.
-func ReadAlong(r *http.Response, usage func([]byte) (Usage, bool)) (result func() (u Usage, ok bool)) {
+// when the body has ended. Of a compressed body so many bytes are looked at; 0: as many as of any.
+func ReadAlong(r *http.Response, usage func([]byte) (Usage, bool), room int) (result func() (u Usage, ok bool)) {
 	body := &metered{ReadCloser: r.Body, meter: NewMeter(Provider{Usage: usage}, r.StatusCode, r.Header)}
+	if room > 0 {
+		body.meter.body.inflate.room = room
+	}
 	r.Body = body
 	return func() (Usage, bool) {
 		body.mu.Lock()

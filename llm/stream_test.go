@@ -53,6 +53,11 @@ const (
 
 // metered reads a body along, and returns what was read and what was found.
 func metered(t testing.TB, p llm.Provider, contentType, encoding, text string, size int, end ending) (read string, u llm.Usage, ok bool) {
+	return meteredWithin(t, 0, p, contentType, encoding, text, size, end)
+}
+
+// meteredWithin is metered, and looks at so many bytes of what a compressed body holds; 0: at as many as of any.
+func meteredWithin(t testing.TB, room int, p llm.Provider, contentType, encoding, text string, size int, end ending) (read string, u llm.Usage, ok bool) {
 	body := io.Reader(&inPieces{[]byte(text), size})
 	if end == broken {
 		body = io.MultiReader(body, failing{})
@@ -65,7 +70,7 @@ func metered(t testing.TB, p llm.Provider, contentType, encoding, text string, s
 		h.Set("Content-Encoding", encoding)
 	}
 	r := &http.Response{StatusCode: http.StatusOK, Header: h, Body: io.NopCloser(body)}
-	result := llm.ReadAlong(r, p.Usage)
+	result := llm.ReadAlong(r, p.Usage, room)
 	var got bytes.Buffer
 	var err error
 	if end == closed {
@@ -189,6 +194,9 @@ func TestUsageOfWholeResponses(t *testing.T) {
 				continue // It takes long.
 			}
 			for _, encoding := range []string{"", "gzip"} {
+				if encoding != "" && len(tt.text) >= llm.Kept/2 {
+					continue
+				}
 				name := fmt.Sprint(tt.name, ", in pieces of ", size, " ", encoding)
 				text := tt.text
 				if encoding == "gzip" {
@@ -225,18 +233,20 @@ func TestACompressedResponseWithoutABodyLeavesNothingBehind(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for range 100 {
 		r := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Encoding": {"gzip"}}, Body: http.NoBody}
-		_, ok := llm.ReadAlong(r, llm.OpenAI.Usage)()
+		_, ok := llm.ReadAlong(r, llm.OpenAI.Usage, 0)()
 		require.False(t, ok)
 	}
 	require.Less(t, runtime.NumGoroutine(), before+100)
 }
 
-// Of a body that is decompressed to more than 16 MiB no more is looked at, and what it says at its end is unknown.
+// Of a body that is decompressed to more than 16 MiB no more is looked at, and what it says at its end is unknown. The
+// test allows less, as the race detector takes seconds for 16 MiB.
 func TestACompressedBodyThatHoldsTooMuch(t *testing.T) {
+	const room = 100_000
 	body := `{"usage":{"prompt_tokens":8,"completion_tokens":8}}`
-	for blanks, known := range map[int]bool{15 << 20: true, 16 << 20: false} {
-		text := zipped(strings.Repeat(" ", blanks) + body)
-		read, u, ok := metered(t, llm.OpenAI, "application/json", "gzip", text, 0, toTheEnd)
+	for length, known := range map[int]bool{room: true, room + 1: false} {
+		text := zipped(strings.Repeat(" ", length-len(body)) + body)
+		read, u, ok := meteredWithin(t, room, llm.OpenAI, "application/json", "gzip", text, 0, toTheEnd)
 		require.True(t, text == read, "the bytes pass")
 		require.Equal(t, known, ok)
 		require.Equal(t, known, u == llm.Usage{Input: 8, Output: 8})
