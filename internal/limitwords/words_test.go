@@ -135,12 +135,18 @@ func waits(l shaper.Limits) []time.Duration {
 	return kept
 }
 
+var (
+	longestWait = regexp.MustCompile(`may wait, (?:the last )?for (?:at least )?([^;]+)`)
+	number      = regexp.MustCompile(`\d[\d.]* ?(?:[nmµ]?s|min|h|days)?\b`)
+)
+
 // compareWithShaper sends more than fits to a shaper at one instant.
 func compareWithShaper(t *testing.T, l shaper.Limits, seen map[string]bool) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		burst, words := limitwords.BurstOf(l), strings.Join(limitwords.Of(l), "; ")
-		sent := 30 // more than any of these limits admits, unless they admit all
+		all := limitwords.Of(l)
+		burst, words := limitwords.BurstOf(l), strings.Join(all, "; ")
+		sent := 17 // more than any of these limits admits, unless they admit all
 		s, err := shaper.New(l)
 		require.NoError(t, err)
 		defer s.Close()
@@ -198,12 +204,11 @@ func compareWithShaper(t *testing.T, l shaper.Limits, seen map[string]bool) {
 		if waiting == 0 && !strings.Contains(words, "none of a simultaneous burst") {
 			require.True(t, strings.Contains(words, "none may wait") || burst.AtOnce == math.MaxInt, "%v: %s", l, words)
 		}
-		if m := regexp.MustCompile(`may wait, (?:the last )?for (?:at least )?([^;]+)`).FindStringSubmatch(words); m != nil {
+		if m := longestWait.FindStringSubmatch(words); m != nil {
 			require.Equal(t, limitwords.Seconds(last.Seconds()), m[1], "%v", l)
 		}
 		// The form is the text without the numbers.
-		form := regexp.MustCompile(`\d[\d.]* ?(?:[nmµ]?s|min|h|days)?\b`).ReplaceAllString(strings.Join(limitwords.Of(l)[max(0, len(limitwords.Of(l))-2):], "; "), "N")
-		seen[form] = true
+		seen[number.ReplaceAllString(strings.Join(all[max(0, len(all)-2):], "; "), "N")] = true
 	})
 }
 
