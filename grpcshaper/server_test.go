@@ -391,7 +391,7 @@ func TestNoSeatIsLostWhenStreamsEndInSeveralWaysAtOnce(t *testing.T) {
 							continue
 						}
 						callers.Go(func() {
-							for stream.Send(sized(1)) == nil {
+							for stream.Send(sized(4096)) == nil {
 							}
 						})
 						for {

@@ -292,7 +292,7 @@ func TestCountersNeverGoBack(t *testing.T) {
 		w := watch{Gatherer: registryWith(t, c)}
 
 		var calls sync.WaitGroup
-		const callers, each = 20, 60
+		const callers, each = 20, 30
 		for caller := range callers {
 			random := rand.New(rand.NewPCG(1, uint64(caller)))
 			calls.Go(func() {
@@ -315,7 +315,7 @@ func TestCountersNeverGoBack(t *testing.T) {
 		keys := 0.
 		for scrapes := 0; ; scrapes++ {
 			keys = max(keys, value(w.scrape(t)["shaper_keys{group}"]))
-			if scrapes == 200 {
+			if scrapes == 100 {
 				require.NoError(t, s.Close())
 				require.NoError(t, g.Close())
 			}
