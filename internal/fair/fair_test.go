@@ -321,7 +321,7 @@ func compare(t require.TestingT, order *fair.Order[int], model *oracle, step int
 }
 
 func TestOrderIsThatOfTheOracle(t *testing.T) {
-	for seed := range uint64(100) {
+	for seed := range uint64(40) {
 		chance := rand.New(rand.NewPCG(seed, 1))
 		play(t, 60, chance.IntN)
 	}
@@ -478,7 +478,7 @@ func (b *bounds) giveUp(r *bounded) {
 
 func TestTheKthOfAKeyLeavesWithinKTimesN(t *testing.T) {
 	reached := 0
-	for seed := range uint64(200) {
+	for seed := range uint64(100) {
 		chance := rand.New(rand.NewPCG(seed, 2))
 		var b bounds
 		for range 300 {
@@ -496,13 +496,13 @@ func TestTheKthOfAKeyLeavesWithinKTimesN(t *testing.T) {
 			}
 		}
 	}
-	require.Greater(t, reached, 1000)
+	require.Greater(t, reached, 500)
 }
 
 func TestOtherKeysLetNoMoreLeaveThanTheirShare(t *testing.T) {
 	reached := 0
 	weights := []int{1, 3, 8, 1, 2}
-	for seed := range uint64(200) {
+	for seed := range uint64(100) {
 		chance := rand.New(rand.NewPCG(seed, 3))
 		var b bounds
 		for range 300 {
@@ -569,12 +569,12 @@ func TestSharesDifferByNoMoreThanALargestCostOfEach(t *testing.T) {
 func TestAKeyThatHasLeftTakesNoMemory(t *testing.T) {
 	var order fair.Order[int]
 	before := heap()
-	for i := range 1_000_000 {
+	for i := range 200_000 {
 		order.Push(strconv.Itoa(i), 1, 1, i)
 		order.Depart()
 	}
 	require.Less(t, heap()-before, int64(16<<10), "one by one")
-	const many = 100_000
+	const many = 50_000
 	for i := range many {
 		order.Push(strconv.Itoa(i), 1, 1, i)
 	}
