@@ -20,7 +20,7 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 		planOf(Limits{Rate: 1, Depth: 9}), planOf(Limits{Rate: 7, Burst: 3, Depth: 9}),
 		planOf(Limits{Rate: 1e9, Depth: 9, InFlight: 1}), planOf(Limits{Rate: rate.Inf, Depth: 9}),
 	}
-	for range 20 {
+	for range 6 {
 		var heap departures
 		var spare waiterPool
 		var flows []*flow

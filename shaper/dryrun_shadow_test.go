@@ -98,7 +98,7 @@ func asReal(st shaper.Stats) shaper.Stats {
 }
 
 func comparisons(t *testing.T, compare func(c *comparison)) {
-	for seed := range rounds(80, 600, 600) {
+	for seed := range rounds(64, 600, 600) {
 		synctest.Test(t, func(t *testing.T) {
 			c := &comparison{t: t, random: rand.New(rand.NewPCG(uint64(seed), 7))}
 			defer func() {

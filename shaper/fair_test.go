@@ -70,7 +70,7 @@ func TestABurstOfOneKeyDelaysOthersByOneDeparture(t *testing.T) {
 // one line, and as many are refused.
 func TestKeysChangeNoInstantOfDeparture(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(100) {
+	for seed := range uint64(rounds(30, 100, 100)) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 31))
 			l := shaper.Limits{Rate: 100, Burst: 1 + r.IntN(3), Depth: 1 + r.IntN(20)}
@@ -475,7 +475,7 @@ func TestKeysThatHaveLeftTakeNoMemory(t *testing.T) {
 		go func() { _ = s.For("warm").WaitN(context.Background(), 3) }()
 		time.Sleep(time.Second)
 		before := inUse()
-		batches := rounds(60, 1000, 1000)
+		batches := rounds(20, 1000, 1000)
 		for i := range batches {
 			for j := range 1000 {
 				go func() { _ = s.For(strconv.Itoa(1000*i + j)).Wait(context.Background()) }()

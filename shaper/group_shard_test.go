@@ -69,7 +69,7 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 		{Rate: 20, Depth: 3, InFlight: 1}, {Rate: 0.5, Burst: 2}, {Rate: rate.Inf, Depth: 2},
 	}
 	shared, full := 0, 0
-	for seed := range uint64(30) {
+	for seed := range uint64(12) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 18))
 			turn := 0
@@ -129,8 +129,8 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 			require.Zero(t, g.counts.Heavy.Load()+g.counts.Light.Load())
 		})
 	}
-	require.Greater(t, shared, 500, "the scripts are too tame")
-	require.Greater(t, full, 500, "the scripts are too tame")
+	require.Greater(t, shared, 200, "the scripts are too tame")
+	require.Greater(t, full, 200, "the scripts are too tame")
 }
 
 // A key that gets no bucket, as there is no plan for it any more, takes no room.

@@ -455,6 +455,9 @@ func TestADrainedBucketIsDeleted(t *testing.T) {
 		7*24*time.Hour + 333*ms: "1 per 604800333ms",
 	} {
 		for _, begin := range []time.Duration{0, ns, 499 * ms, 500 * ms, 1234567 * us} {
+			if drains > 24*time.Hour && begin > 0 && !long {
+				continue // A million sweeps take most of the processor time of all.
+			}
 			t.Run(fmt.Sprint(limits, " from ", begin), func(t *testing.T) {
 				playKeys(t, limits, func(g *groupStage) {
 					g.at(begin)

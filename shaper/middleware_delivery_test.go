@@ -147,7 +147,7 @@ var bodySizes = []struct {
 
 func TestEveryRefusalReachesAClientThatIsStillSending(t *testing.T) {
 	const clients = 8
-	uploads := rounds(24, 250, 1000) // of each kind; there are 16
+	uploads := rounds(16, 250, 1000) // of each kind; there are 16
 	for _, hook := range hooks {
 		l := new(patientListener)
 		addr := serve(t, refusingHandler(t), with(hook.set), l.serve).Listener.Addr().String()

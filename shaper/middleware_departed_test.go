@@ -330,7 +330,7 @@ func TestAConnectionThatCannotBeAskedIsServed(t *testing.T) {
 func TestNoSlotIsSpentOnTheVanished(t *testing.T) {
 	withHook(t)
 	t.Parallel()
-	clients := rounds(400, 1000, 1000)
+	clients := rounds(150, 1000, 1000)
 	e := newEntrance(t, clients)
 	e.handler = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }
 	e.open()

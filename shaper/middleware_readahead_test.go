@@ -444,7 +444,7 @@ func TestAHalfClosedClientIsServedWhenNobodyWaits(t *testing.T) {
 			for name, middleware := range openLimiters(t) {
 				t.Run(strings.Join([]string{request.name, hook.name, name}, "/"), func(t *testing.T) {
 					t.Parallel()
-					clients := request.clients
+					clients := min(request.clients, rounds(80, 200, 200))
 					if name != "Shaper" && !long {
 						clients = (clients + 9) / 10
 					}

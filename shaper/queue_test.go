@@ -56,7 +56,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(6, seed))
 	saturated := 0
-	for range 100 {
+	for range 25 {
 		var fast queue
 		var spare waiterPool
 		var slow slowQueue

@@ -166,8 +166,9 @@ func TestCancelAgainstDeparture(t *testing.T) {
 		{"requests of a server", shaper.Limits{Rate: 20_000, Depth: 100}, 0},
 		{"a cap that is rarely reached", shaper.Limits{Rate: 100_000, Depth: 30, InFlight: 12}, 1},
 	}
-	const perContest, passesPerContest = 1000, 4000
-	races := rounds(20_000, 300_000, 1_000_000)
+	perContest := int64(rounds(300, 1000, 1000))
+	passesPerContest := 4 * perContest
+	races := rounds(8_000, 300_000, 1_000_000)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			// Several contests, so that the bucket starts and rests often.

@@ -131,7 +131,7 @@ func TestRecordingOfAKeyOutlivesItsBucket(t *testing.T) {
 func TestWhatIsToldAgreesWithTheCounts(t *testing.T) {
 	t.Parallel()
 	departed, refused, abandoned := uint64(0), uint64(0), uint64(0)
-	for seed := range uint64(rounds(150, 450, 450)) {
+	for seed := range uint64(rounds(100, 450, 450)) {
 		script, want := model.Random(rand.New(rand.NewPCG(seed, 3)))
 		var s *shaper.Shaper
 		var r *shaper.Recording

@@ -182,7 +182,7 @@ func TestForecastTellsWhatWaitWouldMeet(t *testing.T) {
 // one who comes a nanosecond sooner is not.
 func TestRetryAfterIsTrueAndNoLongerThanNeeded(t *testing.T) {
 	t.Parallel()
-	times := rounds(300, 5_000, 20_000)
+	times := rounds(200, 5_000, 20_000)
 	r := rand.New(rand.NewPCG(1, 2))
 	tried := 0
 	for range times {

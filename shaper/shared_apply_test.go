@@ -139,7 +139,7 @@ func spoil(l *shaper.BucketLevel, random *rand.Rand) {
 func TestApplyIsWhatItsCommentSays(t *testing.T) {
 	t.Parallel()
 	met := map[string]int{}
-	for seed := range uint64(rounds(300, 2_000, 20_000)) {
+	for seed := range uint64(rounds(100, 2_000, 20_000)) {
 		random := rand.New(rand.NewPCG(seed, 8))
 		now, l, version := int64(t0), shaper.BucketLevel{}, int64(1)
 		rates := []shaper.BucketRate{bucketRates[random.IntN(len(bucketRates))]}
@@ -286,7 +286,7 @@ func TestABucketRateIsExactlyTheRateThatPeopleWrite(t *testing.T) {
 // number that they are given.
 func TestABucketRateIsNeverAboveTheRate(t *testing.T) {
 	t.Parallel()
-	count := rounds(2_000, 10_000, 20_000)
+	count := rounds(700, 10_000, 20_000)
 	random := rand.New(rand.NewPCG(1, 2))
 	for range count {
 		r := rate.Limit(math.Exp(math.Log(1./(365*24*60*60)) + random.Float64()*math.Log(365*24*60*60*1e9)))
@@ -413,7 +413,7 @@ func later(a, b *big.Rat) *big.Rat {
 // both rates are, nobody may see more than the greater one lets leave.
 func TestTwoRatesTogetherAreNeverAboveTheGreater(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(rounds(300, 2_000, 20_000)) {
+	for seed := range uint64(rounds(100, 2_000, 20_000)) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		var rates []shaper.BucketRate
 		for version := range int64(2 + random.IntN(2)) {

@@ -294,7 +294,7 @@ func TestProcessesReachTheRateInEqualShares(t *testing.T) {
 				defer stop()
 				p.at(time.Second)
 				p.ClearLog()
-				span := max(4*time.Second, time.Duration(float64(10_000*time.Second)/float64(c.rate)))
+				span := max(time.Duration(rounds(2, 4, 4))*time.Second, time.Duration(float64(rounds(3_000, 10_000, 10_000))*float64(time.Second)/float64(c.rate)))
 				p.at(time.Second + span)
 				takes, _ := p.takes()
 				each, all := p.between(time.Second, time.Second+span)

@@ -151,7 +151,7 @@ func TestSpoofedAddressesTakeNoMoreMemory(t *testing.T) {
 	require.Equal(t, maxKeys, flood(0, maxKeys))
 	require.LessOrEqual(t, flood(maxKeys, 5*maxKeys), 1024, "all shared buckets are in use")
 	full := heapInUse()
-	more := rounds(50_000, 1_000_000, 1_000_000)
+	more := rounds(30_000, 1_000_000, 1_000_000)
 	require.LessOrEqual(t, flood(5*maxKeys, 5*maxKeys+more), 1024)
 	require.Less(t, heapInUse()-full, int64(256<<10), "%d addresses more", more)
 	require.Less(t, full-empty, int64(5<<20), "500 bytes for a key that has been refused")

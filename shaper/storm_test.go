@@ -41,7 +41,7 @@ func TestStormLeavesNobodyBehind(t *testing.T) {
 	ends["Close from inside hooks"] = nil
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
-			for i := range rounds(20, 200, 1000) {
+			for i := range rounds(6, 200, 1000) {
 				st := newShaperStorm(t, stormLimits, i%2*stormCap)
 				if end == nil {
 					st.closesSoon.Store(1 + rand.N[int64](300))
@@ -66,7 +66,7 @@ func TestStormOverAFairQueue(t *testing.T) {
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			pushedOut := uint64(0)
-			for i, began := 0, time.Now(); i < rounds(20, 200, 1000) || time.Since(began) < enough && pushedOut == 0; i++ {
+			for i, began := 0, time.Now(); i < rounds(6, 200, 1000) || time.Since(began) < enough && pushedOut == 0; i++ {
 				st := newShaperStorm(t, stormLimits, i%2*stormCap, shaper.WithFairQueue(func(key string) int { return len(key) }))
 				st.keys = []string{"", "a", "bb", "cccccccc"}
 				st.sendsAgain = i%3 == 0
@@ -114,7 +114,7 @@ func TestReentriesInAStorm(t *testing.T) {
 		for how, end := range ends {
 			t.Run(name+", "+how, func(t *testing.T) {
 				var leftAgain, abandoned uint64
-				for round, began := 0, time.Now(); round < 20 || time.Since(began) < enough && (leftAgain == 0 || abandoned == 0); round++ {
+				for round, began := 0, time.Now(); round < rounds(6, 20, 20) || time.Since(began) < enough && (leftAgain == 0 || abandoned == 0); round++ {
 					st := newShaperStorm(t, limits, most)
 					st.sendsAgain = true
 					st.blow()
@@ -310,7 +310,7 @@ func (st *shaperStorm) blow() {
 // gone, and each waiter is refused.
 func TestCloseRefusesAGreatLine(t *testing.T) {
 	t.Parallel()
-	waiters := rounds(20_000, 100_000, 100_000)
+	waiters := rounds(10_000, 100_000, 100_000)
 	s := mustMake(t, shaper.Limits{Rate: 1. / 60, Depth: waiters})
 	require.NoError(t, s.Wait(t.Context()))
 	var refused atomic.Int64
