@@ -92,13 +92,8 @@ func (b *FairBucket) Arrive(at time.Duration, c *Call) {
 	}
 }
 
-// End lets all in line leave and all calls end, and returns when the last has ended; 0 if none has
-// arrived.
-func (b *FairBucket) End() (at time.Duration) {
-	for b.step(Never, &at) {
-	}
-	return at
-}
+// End lets all in line leave and all calls end.
+func (b *FairBucket) End() { b.advance(Never) }
 
 // judge returns how long a call that comes at an instant would have to wait, or why it is refused, and the call in
 // line that it pushes out. The order of the checks is the same as in package shaper.
@@ -147,23 +142,20 @@ func (b *FairBucket) pushOut(at time.Duration, over *fair.Item[*fairPlace]) {
 
 // advance lets all happen that is due by an instant.
 func (b *FairBucket) advance(until time.Duration) {
-	var at time.Duration
-	for b.step(until, &at) {
+	for b.step(until) {
 	}
 }
 
-// step lets the next event happen, if it is due by an instant, and sets at to when it is. It reports
-// whether there is one.
-func (b *FairBucket) step(until time.Duration, at *time.Duration) bool {
+// step lets the next event happen, if it is due by an instant, and reports whether there is one.
+func (b *FairBucket) step(until time.Duration) bool {
 	ends := Never
 	if len(b.underway) > 0 {
 		ends = b.underway[0].at
 	}
 	if head := b.line.Head(); head != nil {
 		slot := exact.Later(b.p.allowed(b.empty, int(head.Cost())), b.since)
-		if leaves := time.Duration(slot.Ceil()); leaves <= min(ends, until) {
+		if time.Duration(slot.Ceil()) <= min(ends, until) {
 			b.depart(slot, head.Value)
-			*at = leaves
 			return true
 		}
 	}
@@ -171,7 +163,6 @@ func (b *FairBucket) step(until time.Duration, at *time.Duration) bool {
 		return false
 	}
 	b.settle(heap.Pop(&b.underway).(ending))
-	*at = ends
 	return true
 }
 
