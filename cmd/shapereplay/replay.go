@@ -226,7 +226,11 @@ func (a *arguments) write(s streams, d *report.Document, result *simulate.Result
 		errs = append(errs, os.WriteFile(a.svg, []byte(report.SVG(d)), 0o644))
 	}
 	if a.export != "" {
-		errs = append(errs, os.WriteFile(a.export, []byte(report.Addresses(result.AddressesRefusedMost(a.top))), 0o644))
+		list := ""
+		for _, address := range result.AddressesRefusedMost(a.top) {
+			list += address + "\n"
+		}
+		errs = append(errs, os.WriteFile(a.export, []byte(list), 0o644))
 	}
 	return errors.Join(errs...)
 }

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -293,7 +294,7 @@ func TestLinesMayEndLikeOnWindows(t *testing.T) {
 
 func TestALineThatIsTooLongIsBrokenAndNotHeld(t *testing.T) {
 	// 32 MiB on one line. Were it held, the heap would grow by as much.
-	endless := io.LimitReader(repeated("x"), 32<<20)
+	endless := io.LimitReader(&generated{line: func() string { return "xxxxxxxx" }}, 32<<20)
 	text := io.MultiReader(strings.NewReader(common(0, "/a")+"start of the line "), endless, strings.NewReader("\n"+common(1, "/b")))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -317,16 +318,6 @@ func TestTheLongestLineIsAMebibyte(t *testing.T) {
 		_, stats = readText(t, accesslog.Options{Format: accesslog.Combined}, fits+"x"+end)
 		require.Equal(t, map[accesslog.Reason]int{accesslog.TooLong: 1}, stats.Broken)
 	}
-}
-
-// repeated is a reader without an end.
-type repeated string
-
-func (r repeated) Read(p []byte) (int, error) {
-	for i := range p {
-		p[i] = r[i%len(r)]
-	}
-	return len(p), nil
 }
 
 func TestProgressCountsTheBytesOfTheFiles(t *testing.T) {
@@ -365,7 +356,7 @@ func TestErrorsOfReadingNameTheFile(t *testing.T) {
 	_, err = accesslog.Open(accesslog.Options{}, "testdata")
 	require.ErrorContains(t, err, "read testdata: ")
 	broken := errors.New("the cable is out")
-	text := io.MultiReader(strings.NewReader(strings.Repeat(common(0, "/a"), 2000)), failing{broken})
+	text := io.MultiReader(strings.NewReader(strings.Repeat(common(0, "/a"), 2000)), iotest.ErrReader(broken))
 	r, err := accesslog.Open(accesslog.Options{Stdin: text}, "-")
 	require.NoError(t, err)
 	for err == nil {
@@ -375,10 +366,6 @@ func TestErrorsOfReadingNameTheFile(t *testing.T) {
 	require.EqualError(t, err, "-: the cable is out")
 	require.NoError(t, r.Close())
 }
-
-type failing struct{ err error }
-
-func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
 func TestRequestLinesAreTakenApart(t *testing.T) {
 	for line, want := range map[string]string{

@@ -2,6 +2,7 @@ package accesslog
 
 import (
 	"bytes"
+	"encoding/hex"
 	"net/netip"
 	"strings"
 	"time"
@@ -119,11 +120,11 @@ func (e *entry) setURI(uri []byte, t *texts) bool {
 	}
 	if i := bytes.Index(uri, []byte("://")); i > 0 {
 		rest := uri[i+len("://"):]
-		path := []byte("/")
+		e.Path = "/"
 		if i := bytes.IndexByte(rest, '/'); i >= 0 {
-			rest, path = rest[:i], rest[i:]
+			rest, e.Path = rest[:i], t.paths.of(rest[i:])
 		}
-		e.Host, e.Path = t.hosts.of(rest), t.paths.of(path)
+		e.Host = t.hosts.of(rest)
 		return len(rest) > 0
 	}
 	if e.Method == "CONNECT" {
@@ -420,17 +421,9 @@ func hexByte(text []byte) (c byte, ok bool) {
 	if len(text) < 2 {
 		return 0, false
 	}
-	for _, digit := range text[:2] {
-		switch {
-		case '0' <= digit && digit <= '9':
-			c = c<<4 | (digit - '0')
-		case 'a' <= digit|0x20 && digit|0x20 <= 'f':
-			c = c<<4 | (digit | 0x20 - 'a' + 10)
-		default:
-			return 0, false
-		}
-	}
-	return c, true
+	var decoded [1]byte
+	_, err := hex.Decode(decoded[:], text[:2])
+	return decoded[0], err == nil
 }
 
 // plus undoes how IIS writes blanks, in place.

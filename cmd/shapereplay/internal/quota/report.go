@@ -25,9 +25,9 @@ type Document struct {
 	Depth    int            `json:"depth"`
 	MaxWait  report.Seconds `json:"max_wait_s"` // 0: no limit
 
-	Limits []LimitUsed `json:"limits"`
-	All    Row         `json:"all"`
-	Teams  []Row       `json:"teams"` // those with the most tokens first
+	Limits []Limit `json:"limits"`
+	All    Row     `json:"all"`
+	Teams  []Row   `json:"teams"` // those with the most tokens first
 
 	// Shares of what the quota allows in a minute, in millionths.
 	GivenBack uint64 `json:"given_back"`
@@ -36,15 +36,6 @@ type Document struct {
 
 	Notes []string   `json:"notes"`
 	Log   report.Log `json:"log"`
-}
-
-// A LimitUsed is how much of a limit of the quota was used.
-type LimitUsed struct {
-	Limit  string  `json:"limit"`
-	Minute int     `json:"minute"` // how much it allows in one
-	Taken  int     `json:"taken"`
-	Mean   float64 `json:"mean"` // a minute
-	Most   int     `json:"most"` // in a minute
 }
 
 // A Row is a team.
@@ -70,14 +61,11 @@ func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 	d := &Document{
 		Calls: r.All.Now.Calls, Interrupted: interrupted,
 		Provider: r.Setup.Provider, Burst: report.SecondsOf(r.Setup.Burst), Depth: r.Setup.Depth, MaxWait: report.SecondsOf(r.Setup.MaxWait),
-		Limits: []LimitUsed{}, All: rowOf(&r.All), Teams: []Row{}, Notes: []string{},
+		Limits: r.Limits, All: rowOf(&r.All), Teams: []Row{}, Notes: []string{},
 		GivenBack: r.Settled.GivenBack, Charged: r.Settled.Charged, Forfeited: r.Settled.Forfeited,
 	}
 	if !r.First.IsZero() {
 		d.From, d.To = &r.First, &r.Last
-	}
-	for _, l := range r.Limits {
-		d.Limits = append(d.Limits, LimitUsed(l))
 	}
 	known := map[string]bool{}
 	for _, t := range r.Teams {

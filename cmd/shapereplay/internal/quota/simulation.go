@@ -243,9 +243,9 @@ func (f *Fates) Mean() time.Duration {
 
 // A Limit is how much of a limit of the quota was used.
 type Limit struct {
-	Limit  string
-	Minute int // how much it allows
-	Taken  int
-	Mean   float64 // a minute, from the first arrival until the last call leaves; at least of a minute
-	Most   int     // in a minute, counted from the first arrival; what left in the first may include a burst
+	Limit  string  `json:"limit"`
+	Minute int     `json:"minute"` // how much it allows in one
+	Taken  int     `json:"taken"`
+	Mean   float64 `json:"mean"` // a minute, from the first arrival until the last call leaves; at least of a minute
+	Most   int     `json:"most"` // in a minute, counted from the first arrival; what left in the first may include a burst
 }

@@ -205,23 +205,21 @@ func (l *Log) BrokenLines() string {
 // Wrap breaks a text into lines of 100 characters.
 func Wrap(text string) string {
 	const width = 100
-	lines := [][]string{nil}
+	var b strings.Builder
 	column := 0
 	for _, word := range strings.Fields(text) {
 		n := utf8.RuneCountInString(word)
-		if column > 0 && column+1+n > width {
-			lines, column = append(lines, nil), 0
-		}
-		last := &lines[len(lines)-1]
-		*last = append(*last, word)
-		column += min(column, 1) + n
-	}
-	var b strings.Builder
-	for i, words := range lines {
-		if i > 0 {
+		switch {
+		case column == 0:
+		case column+1+n > width:
 			b.WriteString("\n")
+			column = 0
+		default:
+			b.WriteString(" ")
+			column++
 		}
-		b.WriteString(strings.Join(words, " "))
+		b.WriteString(word)
+		column += n
 	}
 	return b.String()
 }
@@ -241,15 +239,6 @@ func WriteJSON(w io.Writer, d any) error {
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	return e.Encode(d)
-}
-
-// Addresses returns a list of addresses for a firewall, with one address or prefix per
-// line.
-func Addresses(all []string) string {
-	if len(all) == 0 {
-		return ""
-	}
-	return strings.Join(all, "\n") + "\n"
 }
 
 // A Log says how the logs could be read.
