@@ -292,21 +292,3 @@ func TestHelpShowsExamples(t *testing.T) {
 		require.LessOrEqual(t, len(line), 81, line)
 	}
 }
-
-func TestTheLoadScriptIsOfferedWhereItCanJudge(t *testing.T) {
-	for limits, want := range map[string]string{
-		defaultLimits:             "k6 run -e BASE_URL=http://x loadtest/k6.js",
-		"50/s burst 40 depth 100": "k6 run -e BASE_URL=http://x -e RATE=50 -e DEPTH=100 -e BURST=40 loadtest/k6.js",
-		"50/s depth 100 wait 2s":  "k6 run -e BASE_URL=http://x -e RATE=50 -e DEPTH=100 -e BURST=1 loadtest/k6.js",
-		"50/s depth 100 wait 1s":  "",
-		"50/s depth 49":           "",
-		"10, 1/sec":               "",
-		"5 per 1h depth 2":        "",
-		"0.5/s depth 9":           "",
-		"inf depth 100":           "",
-
-		"50/s depth 100 inflight 9": "",
-	} {
-		require.Equal(t, want, k6Line(limitsOf(t, limits), "http://x"), limits)
-	}
-}

@@ -217,6 +217,12 @@ func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
 		}
 		return counts
 	}
+	// A series is counts over time, a column each.
+	type series struct {
+		title  string
+		colour colour
+		counts []int
+	}
 	all := []series{
 		{"direct: " + countAndSpan("reach the upstream", direct.reached), red, count(direct.reached[0], direct.reached)},
 		{"shaped: " + countAndSpan("arrive at the proxy", shaped.arrived), yellow, count(begin, shaped.arrived)},
@@ -226,19 +232,6 @@ func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
 	}
 	all = append(all, series{"shaped: " + countAndSpan("reach the upstream", shaped.reached), green, count(begin, shaped.reached)})
 
-	return chart(t, all, every, lead, fmt.Sprintf("one column is %s; the number is how many requests the highest bar counts", limitwords.Seconds(every)))
-}
-
-// A series is counts over time, a column each.
-type series struct {
-	title  string
-	colour colour
-	counts []int
-}
-
-// chart draws series as bars, all in the same scale, over columns of every seconds each. The first
-// column begins lead before 0.
-func chart(t *terminal, all []series, every, lead float64, note string) string {
 	var b strings.Builder
 	peak := 1
 	for _, s := range all {
@@ -252,7 +245,8 @@ func chart(t *terminal, all []series, every, lead float64, note string) string {
 			label = ""
 		}
 	}
-	b.WriteString(axis(len(all[0].counts), every, lead))
+	b.WriteString(axis(columns, every, lead))
+	note := fmt.Sprintf("one column is %s; the number is how many requests the highest bar counts", limitwords.Seconds(every))
 	fmt.Fprintf(&b, "  %s\n", t.coloured(faint, note))
 	return b.String()
 }

@@ -40,24 +40,19 @@ type departure struct {
 	wanted, at time.Time
 }
 
-// of returns the departures of the burst, or those of all people.
-func (r fairRun) of(people bool) (found []departure) {
+// waits returns how long requests of people, or of the burst, waited in the time of the scene, on average
+// and at most.
+func (r fairRun) waits(people bool) (mean, longest time.Duration) {
+	n := 0
 	for _, d := range r.left {
 		if people == (d.key != burstKey) {
-			found = append(found, d)
+			n++
+			wait := d.at.Sub(d.wanted) * fairSpeed
+			mean += wait
+			longest = max(longest, wait)
 		}
 	}
-	return found
-}
-
-// waits returns how long requests waited in the time of the scene, on average and at most.
-func waits(of []departure) (mean, longest time.Duration) {
-	for _, d := range of {
-		wait := d.at.Sub(d.wanted) * fairSpeed
-		mean += wait / time.Duration(len(of))
-		longest = max(longest, wait)
-	}
-	return mean, longest
+	return mean / time.Duration(max(n, 1)), longest
 }
 
 // fairSpan returns how long the burst takes alone, in the time of the scene.
@@ -83,7 +78,6 @@ func showFair(ctx context.Context, t *terminal, c config) (status int, err error
 	if err != nil {
 		return exitFailed, err
 	}
-	t.say("%s", fairChart(t, span, plain, fair))
 	t.say("%s", fairTable(t, plain, fair))
 	return conclude(t, c, fairVerdict(plain, fair), judgeFair(plain, fair), func() string { return fairSVG(c.limits, plain, fair) })
 }
@@ -157,24 +151,6 @@ func (r fairRun) end() time.Duration {
 	return r.sceneTime(r.left[len(r.left)-1].at)
 }
 
-// fairChart draws when requests of people come, and when they leave.
-func fairChart(t *terminal, span time.Duration, plain, fair fairRun) string {
-	every := max(span, plain.end(), fair.end()).Seconds() / chartColumns
-	count := func(r fairRun, at func(departure) time.Time) []int {
-		counts := make([]int, chartColumns+1)
-		for _, d := range r.of(true) {
-			counts[min(int(r.sceneTime(at(d)).Seconds()/every), chartColumns)]++
-		}
-		return counts
-	}
-	left := func(d departure) time.Time { return d.at }
-	return chart(t, []series{
-		{"requests of people come, and the burst at 0", yellow, count(fair, func(d departure) time.Time { return d.wanted })},
-		{"they leave one line", red, count(plain, left)},
-		{"they leave with fair queueing", green, count(fair, left)},
-	}, every, 0, "the number is how many requests the highest bar counts")
-}
-
 // fairTable returns a table of waits, in the time of the scene.
 func fairTable(t *terminal, plain, fair fairRun) string {
 	b := newTable(t, "one line", "fair")
@@ -186,11 +162,11 @@ func fairTable(t *terminal, plain, fair fairRun) string {
 		people bool
 	}{{"a person", true}, {"the burst", false}} {
 		row("mean wait of "+who.name, func(r fairRun) time.Duration {
-			mean, _ := waits(r.of(who.people))
+			mean, _ := r.waits(who.people)
 			return mean
 		})
 		row("longest wait of "+who.name, func(r fairRun) time.Duration {
-			_, longest := waits(r.of(who.people))
+			_, longest := r.waits(who.people)
 			return longest
 		})
 	}
@@ -205,8 +181,8 @@ func judgeFair(plain, fair fairRun) (faults []string) {
 		fault("%s: use -limits with a longer line", wereRefused(n))
 		return faults
 	}
-	inOneLine, _ := waits(plain.of(true))
-	byTurns, longest := waits(fair.of(true))
+	inOneLine, _ := plain.waits(true)
+	byTurns, longest := fair.waits(true)
 	if 10*byTurns > inOneLine {
 		fault("a person waited %s on average with fair queueing, which is more than a tenth of the %s in one line",
 			limitwords.Seconds(byTurns.Seconds()), limitwords.Seconds(inOneLine.Seconds()))
@@ -220,10 +196,10 @@ func judgeFair(plain, fair fairRun) (faults []string) {
 
 // fairVerdict returns in a sentence what a demonstration without a fault showed.
 func fairVerdict(plain, fair fairRun) string {
-	inOneLine, _ := waits(plain.of(true))
-	byTurns, _ := waits(fair.of(true))
-	_, alone := waits(plain.of(false))
-	_, shared := waits(fair.of(false))
+	inOneLine, _ := plain.waits(true)
+	byTurns, _ := fair.waits(true)
+	_, alone := plain.waits(false)
+	_, shared := fair.waits(false)
 	return fmt.Sprintf("A person waits %s in place of %s, and the burst is through after\n  %s in place of %s.",
 		limitwords.Seconds(byTurns.Seconds()), limitwords.Seconds(inOneLine.Seconds()), limitwords.Seconds(shared.Seconds()), limitwords.Seconds(alone.Seconds()))
 }
@@ -245,8 +221,8 @@ func fairSVG(l shaper.Limits, plain, fair fairRun) string {
 		return svgLeft + r.sceneTime(at).Seconds()/length*(svgRight-svgLeft)
 	}
 	arrivalsBase := fairTop + fairPeople*fairRow
-	inOneLine, _ := waits(plain.of(true))
-	byTurns, _ := waits(fair.of(true))
+	inOneLine, _ := plain.waits(true)
+	byTurns, _ := fair.waits(true)
 	height := arrivalsBase + 2*fairComb + 52
 	b.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" role="img" aria-label="With limits %s, a burst of %d beside %d people: a person waits %s on average in one line, %s with fair queueing"><style>%stspan{stroke:none}.o{stroke-linecap:round;stroke-width:5.5}</style>`,
 		svgWidth, height, l, fairBurst, fairPeople, limitwords.Seconds(inOneLine.Seconds()), limitwords.Seconds(byTurns.Seconds()), svgStyle)
@@ -255,8 +231,10 @@ func fairSVG(l shaper.Limits, plain, fair fairRun) string {
 		svgLeft, fairBurst, fairPeople)
 	b.add(`<path class="a" stroke-width="6" d="M%d %.0fV%.0f"/>`, svgLeft, fairTop-fairRow, arrivalsBase)
 	var arrivals strings.Builder
-	for _, d := range fair.of(true) {
-		fmt.Fprintf(&arrivals, "M%.1f %.1fh0", x(fair, d.wanted), fairTop+float64(d.key-1)*fairRow)
+	for _, d := range fair.left {
+		if d.key != burstKey {
+			fmt.Fprintf(&arrivals, "M%.1f %.1fh0", x(fair, d.wanted), fairTop+float64(d.key-1)*fairRow)
+		}
 	}
 	b.add(`<path class="r o" d="%s"/>`, arrivals.String())
 	b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, arrivalsBase+0.5, svgRight+4)

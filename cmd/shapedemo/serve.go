@@ -110,26 +110,10 @@ func printHowToTry(t *terminal, c config, front *frontListener, at string) {
 	t.say("Serving on %s until Ctrl-C. Try:\n", t.coloured(bold, at))
 	t.say("  curl -i %s/", at)
 	t.say("  for i in $(seq %d); do curl -so /dev/null -w '%%{http_code}\\n' %s/ & done | sort | uniq -c", clients, at)
-	if line := k6Line(c.limits, at); line != "" {
-		t.say("  %s", line)
+	if c.limits.String() == defaultLimits { // The README of the script says how it judges others.
+		t.say("  k6 run -e BASE_URL=%s loadtest/k6.js", at)
 	}
 	t.say("")
-}
-
-// k6Line returns the command that runs the load script, or "" for limits that
-// the script cannot judge. Its rate must be a whole number of requests per
-// second. If the line is shorter than a second, or cut short by MaxWait or a cap,
-// the script cannot tell a mistake from noise.
-func k6Line(l shaper.Limits, at string) string {
-	info := newLimitsInfo(l)
-	if info.unlimited || l.InFlight > 0 || info.rate != math.Trunc(info.rate) || info.mayWait < l.Depth || float64(info.mayWait) < info.rate {
-		return ""
-	}
-	line := "k6 run -e BASE_URL=" + at
-	if l.String() != defaultLimits {
-		line += fmt.Sprintf(" -e RATE=%.0f -e DEPTH=%d -e BURST=%d", info.rate, info.mayWait, info.atOnce)
-	}
-	return line + " loadtest/k6.js"
 }
 
 // drain takes no more connections, lets all waiting requests leave, waits until they

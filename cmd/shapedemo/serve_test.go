@@ -76,6 +76,7 @@ func TestProxyForwardsAndTellsTheWait(t *testing.T) {
 	p, at := serving(t, "-upstream", upstream.URL+"/base", "-limits", "1 per 10s depth 0")
 	require.NotContains(t, p.stdout.String(), "direct", "a burst sent to -upstream")
 	require.Contains(t, p.stdout.String(), "curl")
+	require.NotContains(t, p.stdout.String(), "k6", "the script judges the default limits")
 
 	got, body := ask(t, at+"/a;b?x=1;2&y=%zz")
 	require.Equal(t, http.StatusOK, got.StatusCode)
@@ -283,7 +284,8 @@ func openStream(t *testing.T, page string) *bufio.Reader {
 
 func TestThePageIsServedWithTheDemosButtons(t *testing.T) {
 	t.Parallel()
-	p, _, page := watched(t)
+	p, at, page := watched(t)
+	require.Contains(t, p.stdout.String(), "k6 run -e BASE_URL="+at+" loadtest/k6.js\n")
 	got, body := ask(t, page+"/")
 	require.Equal(t, http.StatusOK, got.StatusCode)
 	require.Contains(t, body, `"/demo/panel.js"`)
