@@ -91,7 +91,7 @@ var child = run.NewMeasurement("goodput", func(in input) ([]float64, error) {
 // still wait when goodput returns: where they cannot be cancelled, the last one
 // may take minutes.
 func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float64, callers *sync.WaitGroup) {
-	line := r.Open(limit, depth, nil)
+	line := r.Open(limit, depth)
 	defer line.Stop()
 	var inTime atomic.Int64
 	start := time.Now()
@@ -228,7 +228,7 @@ var holeChild = run.NewMeasurement("hole", func(limiter string) (holeFound, erro
 // of a short time than of a long one. Each waiter has a context of its own, as
 // requests do; the contexts of the 900 have a parent, which is cancelled.
 func hole(r rivals.Rival) (time.Duration, error) {
-	rival := r.Open(holeLimit, holeWaiting, nil)
+	rival := r.Open(holeLimit, holeWaiting)
 	defer rival.Stop()
 	leaving, giveUp := context.WithCancel(context.Background())
 	defer giveUp()

@@ -54,7 +54,7 @@ func TestEveryLimiterCanBeMeasured(t *testing.T) {
 
 // A waiter that stays and is refused has not left, however soon it returns.
 func TestAHoleWithARefusalIsAnError(t *testing.T) {
-	refusing := rivals.Rival{Open: func(float64, int, func(time.Time)) rivals.Line {
+	refusing := rivals.Rival{Open: func(float64, int) rivals.Line {
 		return rivals.Line{Wait: func(context.Context) error { return naive.ErrFull }, Stop: func() {}}
 	}}
 	_, err := hole(refusing)

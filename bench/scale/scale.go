@@ -66,7 +66,7 @@ var cancelChild = run.NewMeasurement("cancel", func(in cancelInput) (cancelFound
 // cancelLatencies lets some callers all over a line give up, one after another,
 // and returns how many nanoseconds each took to return.
 func cancelLatencies(r rivals.Rival, waiting, cancels int) ([]float64, error) {
-	rival := r.Open(slowLimit, waiting, nil)
+	rival := r.Open(slowLimit, waiting)
 	defer rival.Stop()
 	var (
 		all, cancelAll = context.WithCancel(context.Background())
@@ -142,7 +142,7 @@ var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound
 	wait := rivals.Wait(func(context.Context) error { <-never; return nil })
 	before := measure.ResidentBytes()
 	if in.Limiter != bareGoroutine {
-		wait = rivals.Named(in.Limiter).Open(slowLimit, in.Waiting, nil).Wait
+		wait = rivals.Named(in.Limiter).Open(slowLimit, in.Waiting).Wait
 	}
 	ctx := context.Background()
 	var err error

@@ -3,7 +3,6 @@ package scale
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -29,7 +28,7 @@ func TestMemoryBeyondAGoroutineIsOfTheSameRound(t *testing.T) {
 }
 
 func TestALimiterThatDoesNotWaitIsNotMeasured(t *testing.T) {
-	refusing := rivals.Rival{Open: func(float64, int, func(time.Time)) rivals.Line {
+	refusing := rivals.Rival{Open: func(float64, int) rivals.Line {
 		return rivals.Line{Wait: func(context.Context) error { return naive.ErrFull }, Stop: func() {}}
 	}}
 	_, err := cancelLatencies(refusing, 100, 20)

@@ -47,8 +47,8 @@ var Busy = run.Experiment{
 	What: "the same while other goroutines of the process keep all its Ps busy: is the rate held?",
 	Note: "loops: one for each P that never waits; allocators: one for each P that allocates without end; pieces: eight for each P that work for 1 ms " +
 		"and nap for 4 ms, exponentially distributed. Everything else is as for spacing. " +
-		"burst: the largest excess over the rate within any window, as the time in which so many leave at the rate, as the receivers saw it and (slot-burst, the largest of " +
-		"the rounds) as the slots were handed out. The first is larger, as a goroutine that has been released still has to wait for a P, whatever released it.",
+		"burst: the largest excess over the rate within any window, as the time in which so many leave at the rate, as the receivers saw it: " +
+		"a goroutine that has been released still has to wait for a P, whatever released it.",
 	Goals: busyGoals(),
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, child.Take, busyGroups(o)...)
@@ -241,10 +241,6 @@ func busyGoals() (goals []report.Goal) {
 				})
 			}
 		}
-		goals = append(goals, report.Goal{
-			What: fmt.Sprintf("largest burst of slots within any window in a busy process, %v of slack, in ns of the rate", g.slack),
-			Ours: "Busy/limiter=" + g.limiter + "/rate=*/waiters=*/load=* slot-burst-ns", Most: float64(g.slack),
-		})
 	}
 	return goals
 }
@@ -310,10 +306,9 @@ type input struct {
 // A result has the figures of one limiter at one rate, with one number of waiters, under one load.
 type result struct {
 	measure.Spread
-	Burst     float64 `unit:"burst-ns"`         // as the receivers saw it
-	SlotBurst float64 `unit:"slot-burst-ns"`    // as handed out, in a busy process
-	CPU       float64 `unit:"cpu-ns/departure"` // of the whole process, with the load
-	Allocs    float64 `unit:"allocs/departure"` // of the whole process, with the load
+	Burst  float64 `unit:"burst-ns"`         // as the receivers saw it
+	CPU    float64 `unit:"cpu-ns/departure"` // of the whole process, with the load
+	Allocs float64 `unit:"allocs/departure"` // of the whole process, with the load
 }
 
 var child = run.NewMeasurement("spacing", measureSpacing)
@@ -321,17 +316,11 @@ var child = run.NewMeasurement("spacing", measureSpacing)
 // measureSpacing leaves goroutines behind, and some of them sleep for long. They end with the
 // process.
 func measureSpacing(in input) (result, error) {
-	r := rivals.Named(in.Limiter)
+	rival := rivals.Named(in.Limiter)
 	// A load measures how much work fills a millisecond, so it is made before anything else runs.
 	work := loadNamed(in.Load)
 	loop := newClosedLoop(in)
-	var handedOut slots
-	var slot func(time.Time)
-	if r.Traced && in.Load != idle {
-		handedOut = slots{began: loop.began, records: newRecords(in)}
-		slot = handedOut.record
-	}
-	line := r.Open(in.Rate, in.Waiters, slot)
+	line := rival.Open(in.Rate, in.Waiters)
 	defer line.Stop()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -361,20 +350,12 @@ func measureSpacing(in input) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	slots, err := handedOut.departures()
-	if err != nil {
-		return result{}, err
-	}
 	d := measure.DeparturesWithin(before.at, after.at, measure.Interval(in.Rate), all)
 	each := float64(max(1, d.Count()))
-	found := result{
-		Spread: d.Spread(), Burst: d.Burst(), SlotBurst: measure.Unknown,
+	return result{
+		Spread: d.Spread(), Burst: d.Burst(),
 		CPU: (after.cpu - before.cpu) / each, Allocs: float64(after.mallocs-before.mallocs) / each,
-	}
-	if len(slots) > 0 {
-		found.SlotBurst = measure.DeparturesWithin(0, after.at, measure.Interval(in.Rate), slots).Burst()
-	}
-	return found, nil
+	}, nil
 }
 
 // A meter is the usage of the process up to an instant.
@@ -395,14 +376,19 @@ func readMeter(l *closedLoop) meter {
 type closedLoop struct {
 	began   time.Time
 	entries atomic.Int64
-	records records
+	used    atomic.Int64
+	records []record
 	refused chan error
 }
 
+// newClosedLoop makes room for forty times as many departures as may leave in the
+// time. x/time lets several times the rate leave where thousands contend for it, as
+// it sets its clock back when a caller has lost the processor between reading the
+// time and locking. More departures than there is room for are an error.
 func newClosedLoop(in input) *closedLoop {
 	return &closedLoop{
 		began:   time.Now(),
-		records: newRecords(in),
+		records: make([]record, 40*int(in.Rate*(in.Warm+in.Window).Seconds())+4096),
 		refused: make(chan error, 1), // The first error is enough; the others are dropped.
 	}
 }
@@ -423,7 +409,10 @@ func (l *closedLoop) run(ctx context.Context, wait rivals.Wait) {
 			}
 			return
 		}
-		l.records.add(entered, at)
+		if i := l.used.Add(1) - 1; i < int64(len(l.records)) {
+			l.records[i].entered = entered
+			l.records[i].at.Store(int64(at))
+		}
 	}
 }
 
@@ -434,58 +423,24 @@ func (l *closedLoop) departures() ([]measure.Departure, error) {
 	case err := <-l.refused:
 		return nil, fmt.Errorf("a caller was refused: %w", err)
 	default:
-		return l.records.departures()
 	}
-}
-
-// slots records when slots were handed out. The zero value has no room for any.
-type slots struct {
-	began time.Time
-	records
-}
-
-func (s *slots) record(at time.Time) { s.add(0, at.Sub(s.began)) }
-
-// records are departures, for which room is made beforehand. They are safe for
-// concurrent use.
-type records struct {
-	used atomic.Int64
-	all  []record
+	used := int(l.used.Load())
+	if used > len(l.records) {
+		return nil, fmt.Errorf("%d have left, of which only %d have a record", used, len(l.records))
+	}
+	var all []measure.Departure
+	for i := range l.records[:used] {
+		if at := l.records[i].at.Load(); at > 0 {
+			all = append(all, measure.Departure{Entered: l.records[i].entered, At: time.Duration(at)})
+		}
+	}
+	return all, nil
 }
 
 // A record is a departure whose instant is written last: 0 means not yet.
 type record struct {
 	entered int64
 	at      atomic.Int64
-}
-
-// newRecords makes room for forty times as many as may leave in the time. x/time
-// lets several times the rate leave where thousands contend for it, as it sets
-// its clock back when a caller has lost the processor between reading the time
-// and locking. More departures than there is room for are an error.
-func newRecords(in input) records {
-	return records{all: make([]record, 40*int(in.Rate*(in.Warm+in.Window).Seconds())+4096)}
-}
-
-func (r *records) add(entered int64, at time.Duration) {
-	if i := r.used.Add(1) - 1; i < int64(len(r.all)) {
-		r.all[i].entered = entered
-		r.all[i].at.Store(int64(at))
-	}
-}
-
-func (r *records) departures() ([]measure.Departure, error) {
-	used := int(r.used.Load())
-	if used > len(r.all) {
-		return nil, fmt.Errorf("%d have left, of which only %d have a record", used, len(r.all))
-	}
-	var all []measure.Departure
-	for i := range r.all[:used] {
-		if at := r.all[i].at.Load(); at > 0 {
-			all = append(all, measure.Departure{Entered: r.all[i].entered, At: time.Duration(at)})
-		}
-	}
-	return all, nil
 }
 
 const idle = "idle"

@@ -18,7 +18,7 @@ import (
 // so the largest number of allocations counts.
 type Timing struct {
 	Ns     float64 `unit:"ns/call"` // wall time over all goroutines, per call
-	Allocs float64 `unit:"allocs/call" rounds:"max"`
+	Allocs float64 `unit:"allocs/call"`
 }
 
 // TimeCalls measures a call. each makes the call of one goroutine. A call

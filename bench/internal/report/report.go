@@ -86,8 +86,8 @@ func figuresOf(round reflect.Value) []Figure {
 // summed are figures of lines by name and unit, with a space between them.
 type summed map[string]float64
 
-// sumUp returns the median of the rounds of each figure, or the largest if it is a bound that
-// must hold in every round: a burst, or the allocations of a call.
+// sumUp returns the median of the rounds of each figure, or the largest of the allocations of a call,
+// which must hold in every round.
 func sumUp(lines []Line) summed {
 	samples := map[string][]float64{}
 	for _, l := range lines {
@@ -99,7 +99,7 @@ func sumUp(lines []Line) summed {
 	for name, values := range samples {
 		s := benchmath.NewSample(values, &benchmath.DefaultThresholds)
 		figures[name] = benchmath.AssumeNothing.Summary(s, 0.95).Center
-		if strings.HasSuffix(name, " slot-burst-ns") || strings.HasSuffix(name, " allocs/call") {
+		if strings.HasSuffix(name, " allocs/call") {
 			figures[name] = s.Values[len(s.Values)-1] // They are sorted.
 		}
 	}

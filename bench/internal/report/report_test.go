@@ -19,7 +19,7 @@ func TestAGoalIsJudgedByTheWorstOfOursAndTheBestOfTheirs(t *testing.T) {
 	lines := []Line{
 		line("Pace/limiter=ours/rate=1", 10, "err-ns"), line("Pace/limiter=ours/rate=2", 30, "err-ns"), line("Pace/limiter=ours/rate=2", 20, "err-ns"), line("Pace/limiter=ours/rate=2", 90, "err-ns"),
 		line("Pace/limiter=a/rate=2", 60, "err-ns"), line("Pace/limiter=b/rate=2", 120, "err-ns"),
-		line("Rate/limiter=ours", 0.99, "of-rate"), line("Burst/limiter=ours", 1, "slot-burst-ns"), line("Burst/limiter=ours", 5, "slot-burst-ns"),
+		line("Rate/limiter=ours", 0.99, "of-rate"), line("Call/limiter=ours", 1, "allocs/call"), line("Call/limiter=ours", 5, "allocs/call"),
 	}
 	for _, row := range []struct {
 		goal     Goal
@@ -33,7 +33,7 @@ func TestAGoalIsJudgedByTheWorstOfOursAndTheBestOfTheirs(t *testing.T) {
 		{Goal{Ours: "Rate/limiter=ours of-rate", Least: 0.99}, true, "0.99", "yes"},
 		{Goal{Ours: "Rate/limiter=ours of-rate", Least: 0.995}, true, "0.99", "NO"},
 		{Goal{Ours: "Rate/limiter=ours of-rate", Least: 0.995, Most: 1.005}, true, "0.99", "NO"},
-		{Goal{Ours: "Burst/limiter=ours slot-burst-ns", Most: 4}, true, "5", "NO"}, // A bound holds in every round.
+		{Goal{Ours: "Call/limiter=ours allocs/call", Most: 4}, true, "5", "NO"}, // A bound holds in every round.
 		{Goal{Ours: "Rate/limiter=theirs of-rate", Least: 1}, false, "", ""},
 	} {
 		got, measured := row.goal.judge(sumUp(lines))

@@ -45,11 +45,8 @@ type Line struct {
 type Rival struct {
 	Name string
 	// Open makes a line for perSecond departures and up to so many callers that
-	// wait at once. If the rival is Traced it calls slot, unless that is nil, on
-	// any goroutine, with the instant at which each slot was handed out. Of the
-	// others that is unknown outside.
-	Open   func(perSecond float64, waiting int, slot func(time.Time)) Line
-	Traced bool
+	// wait at once.
+	Open func(perSecond float64, waiting int) Line
 }
 
 // all are those that wait. The rates that they are asked for are whole numbers,
@@ -63,7 +60,7 @@ var all = []Rival{
 	{Name: "uber-noslack", Open: openUber(ratelimit.WithoutSlack)},
 	{Name: "failsafe", Open: openFailsafe},
 	{Name: "naive", Open: openNaive},
-	{Name: Fair, Open: openFair, Traced: true},
+	{Name: Fair, Open: openFair},
 	{Name: FairOutside, Open: openFairOutside},
 }
 
@@ -87,24 +84,19 @@ func Must[T any](limiter T, err error) T {
 }
 
 func ours(name string, slack time.Duration, opts ...shaper.Option) Rival {
-	open := func(perSecond float64, waiting int, slot func(time.Time)) Line {
-		s := newShaper(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}, slot, opts...)
+	open := func(perSecond float64, waiting int) Line {
+		s := newShaper(perSecond, waiting, slack, opts...)
 		return Line{Wait: s.Wait, Stop: func() { _ = s.Close() }} // It returns nil.
 	}
-	return Rival{Name: name, Open: open, Traced: true}
+	return Rival{Name: name, Open: open}
 }
 
-// newShaper returns a Shaper that calls slot, unless that is nil, with the instant of each departure.
-func newShaper(l shaper.Limits, slot func(time.Time), opts ...shaper.Option) *shaper.Shaper {
-	if slot != nil {
-		trace := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { slot(e.At) }})
-		opts = append(slices.Clone(opts), trace)
-	}
-	return Must(shaper.New(l, opts...))
+func newShaper(perSecond float64, waiting int, slack time.Duration, opts ...shaper.Option) *shaper.Shaper {
+	return Must(shaper.New(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}, opts...))
 }
 
-func openFair(perSecond float64, waiting int, slot func(time.Time)) Line {
-	s := newShaper(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting}, slot, shaper.WithFairQueue(nil))
+func openFair(perSecond float64, waiting int) Line {
+	s := newShaper(perSecond, waiting, 0, shaper.WithFairQueue(nil))
 	next := nextKey()
 	return Line{
 		Wait: func(ctx context.Context) error { return s.For(next()).Wait(ctx) },
@@ -112,8 +104,8 @@ func openFair(perSecond float64, waiting int, slot func(time.Time)) Line {
 	}
 }
 
-func openFairOutside(perSecond float64, waiting int, _ func(time.Time)) Line {
-	s := newShaper(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting}, nil)
+func openFairOutside(perSecond float64, waiting int) Line {
+	s := newShaper(perSecond, waiting, 0)
 	f := &fairOutside{shaper: s, paid: map[string]int{}}
 	next := nextKey()
 	return Line{
@@ -186,13 +178,13 @@ func (f *fairOutside) nextLocked() {
 }
 
 // With a burst of 1 x/time spaces departures, as the others do.
-func openXTime(perSecond float64, _ int, _ func(time.Time)) Line {
+func openXTime(perSecond float64, _ int) Line {
 	return Line{Wait: rate.NewLimiter(rate.Limit(perSecond), 1).Wait, Stop: func() {}}
 }
 
 // Take knows no context: a caller that gives up stays until its slot has come.
-func openUber(opts ...ratelimit.Option) func(perSecond float64, _ int, _ func(time.Time)) Line {
-	return func(perSecond float64, _ int, _ func(time.Time)) Line {
+func openUber(opts ...ratelimit.Option) func(perSecond float64, _ int) Line {
+	return func(perSecond float64, _ int) Line {
 		l := ratelimit.New(int(perSecond), opts...)
 		wait := func(ctx context.Context) error {
 			l.Take()
@@ -204,7 +196,7 @@ func openUber(opts ...ratelimit.Option) func(perSecond float64, _ int, _ func(ti
 
 // AcquirePermit does not look at deadlines. A caller that has one is to say how
 // long it may wait, with the other call.
-func openFailsafe(perSecond float64, _ int, _ func(time.Time)) Line {
+func openFailsafe(perSecond float64, _ int) Line {
 	l := ratelimiter.NewSmooth[any](uint(perSecond), time.Second)
 	wait := func(ctx context.Context) error {
 		if deadline, ok := ctx.Deadline(); ok {
@@ -215,7 +207,7 @@ func openFailsafe(perSecond float64, _ int, _ func(time.Time)) Line {
 	return Line{Wait: wait, Stop: func() {}}
 }
 
-func openNaive(perSecond float64, waiting int, _ func(time.Time)) Line {
+func openNaive(perSecond float64, waiting int) Line {
 	q := naive.New(perSecond, waiting)
 	q.Start()
 	return Line{Wait: q.Wait, Stop: q.Stop}
