@@ -216,7 +216,7 @@ func measureOnce(in input, within time.Duration) (found result, err error) {
 	if err != nil {
 		return found, err
 	}
-	return resultOf(in, begin, outputs, after-before), nil
+	return resultOf(in, outputs, after-before), nil
 }
 
 // runWorkers runs the processes to their end.
@@ -232,22 +232,18 @@ func runWorkers(ctx context.Context, todo workerInput) ([]workerOutput, error) {
 
 // resultOf merges the departures of the processes. redisCPU is the processor time of the server
 // meanwhile, in nanoseconds.
-func resultOf(in input, begin time.Time, outputs []workerOutput, redisCPU float64) result {
+func resultOf(in input, outputs []workerOutput, redisCPU float64) result {
 	from, to := in.Warm, in.Warm+in.Window
 	interval := measure.Interval(in.Rate)
 	var merged []measure.Departure
 	var counts []float64
 	var overtaken, trips, cpu, total float64
 	for _, o := range outputs {
-		var own []measure.Departure
-		for i, at := range o.At {
-			own = append(own, measure.Departure{Entered: o.Entered[i], At: time.Duration(at - begin.UnixNano())})
-		}
-		merged = append(merged, own...)
-		within := measure.DeparturesWithin(from, to, interval, own)
+		merged = append(merged, o.Departures...)
+		within := measure.DeparturesWithin(from, to, interval, o.Departures)
 		counts = append(counts, float64(within.Count()))
 		overtaken += within.Spacing().Overtaken * float64(within.Count())
-		trips, cpu, total = trips+float64(o.RoundTrips), cpu+o.CPU, total+float64(len(o.At))
+		trips, cpu, total = trips+float64(o.RoundTrips), cpu+o.CPU, total+float64(len(o.Departures))
 	}
 	all := measure.DeparturesWithin(from, to, interval, merged)
 	sum, off := 0.0, 0.0
@@ -312,8 +308,7 @@ type workerInput struct {
 
 // A workerOutput is the record of one process.
 type workerOutput struct {
-	At         []int64 // when each caller ran again, in nanoseconds of the machine's clock
-	Entered    []int64 // when it had begun to wait
+	Departures []measure.Departure // since all began, by the machine's clock
 	RoundTrips int64
 	CPU        float64 // in nanoseconds
 	Late       bool    // it was not there when the window began, and has done nothing
@@ -424,37 +419,22 @@ func (l limiter) loop(todo workerInput) (found workerOutput, err error) {
 	if time.Since(todo.Begin) > todo.Input.Warm {
 		return workerOutput{Late: true}, nil
 	}
+	// Four times as many as may leave, and more where these are few.
+	loop := measure.NewLoop(todo.Begin, 1000+4*int(todo.Input.Rate*(todo.Input.Warm+todo.Input.Window).Seconds()))
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
-	outputs, errs := make([]workerOutput, todo.Input.Waiters), make([]error, todo.Input.Waiters)
-	for i := range todo.Input.Waiters {
-		all.Go(func() {
-			o := &outputs[i]
-			for ctx.Err() == nil {
-				entered := time.Now().UnixNano()
-				if err := l.wait(ctx); err != nil {
-					if ctx.Err() == nil {
-						errs[i] = err
-					}
-					return
-				}
-				o.At, o.Entered = append(o.At, time.Now().UnixNano()), append(o.Entered, entered)
-			}
-		})
+	for range todo.Input.Waiters {
+		all.Go(func() { loop.Run(ctx, l.wait) })
 	}
 	time.Sleep(time.Until(todo.Begin.Add(todo.Input.Warm + todo.Input.Window)))
 	cancel()
 	all.Wait()
+	var stopped error
 	if l.stop != nil {
-		err = l.stop()
+		stopped = l.stop()
 	}
-	for i, o := range outputs {
-		found.At, found.Entered = append(found.At, o.At...), append(found.Entered, o.Entered...)
-		if errs[i] != nil {
-			err = errs[i]
-		}
-	}
-	return found, err
+	found.Departures, err = loop.Departures()
+	return found, errors.Join(err, stopped)
 }
 
 // A counter counts the round trips of a client: each command, or pipeline of commands, is one.

@@ -319,17 +319,19 @@ func measureSpacing(in input) (result, error) {
 	rival := rivals.Named(in.Limiter)
 	// A load measures how much work fills a millisecond, so it is made before anything else runs.
 	work := loadNamed(in.Load)
-	loop := newClosedLoop(in)
+	// x/time lets several times the rate leave where thousands contend for it, as it sets its clock back
+	// when a caller has lost the processor between reading the time and locking.
+	loop := measure.NewLoop(time.Now(), 40*int(in.Rate*(in.Warm+in.Window).Seconds())+4096)
 	line := rival.Open(in.Rate, in.Waiters)
 	defer line.Stop()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 
 	for i := range in.Waiters {
-		go loop.run(ctx, line.Wait)
+		go loop.Run(ctx, line.Wait)
 		// They begin one after another. If thousands began at once, many would lose
 		// the processor between taking their number and entering the line.
-		for loop.entries.Load() <= int64(i) {
+		for loop.Entries() <= i {
 			runtime.Gosched()
 		}
 	}
@@ -340,13 +342,13 @@ func measureSpacing(in input) (result, error) {
 	if work.goroutines > 0 {
 		load.begun()
 	}
-	before := readMeter(loop)
+	before := readMeter(loop.Began)
 	time.Sleep(in.Window)
-	after := readMeter(loop)
+	after := readMeter(loop.Began)
 	if work.goroutines > 0 && load.pieces() == 0 {
 		return result{}, fmt.Errorf("the load %q has done nothing", in.Load)
 	}
-	all, err := loop.departures()
+	all, err := loop.Departures()
 	if err != nil {
 		return result{}, err
 	}
@@ -365,82 +367,11 @@ type meter struct {
 	mallocs uint64
 }
 
-func readMeter(l *closedLoop) meter {
+func readMeter(began time.Time) meter {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	cpu := measure.CPUTime()
-	return meter{at: time.Since(l.began), cpu: cpu, mallocs: memory.Mallocs}
-}
-
-// A closedLoop records the departures of callers that wait again and again.
-type closedLoop struct {
-	began   time.Time
-	entries atomic.Int64
-	used    atomic.Int64
-	records []record
-	refused chan error
-}
-
-// newClosedLoop makes room for forty times as many departures as may leave in the
-// time. x/time lets several times the rate leave where thousands contend for it, as
-// it sets its clock back when a caller has lost the processor between reading the
-// time and locking. More departures than there is room for are an error.
-func newClosedLoop(in input) *closedLoop {
-	return &closedLoop{
-		began:   time.Now(),
-		records: make([]record, 40*int(in.Rate*(in.Warm+in.Window).Seconds())+4096),
-		refused: make(chan error, 1), // The first error is enough; the others are dropped.
-	}
-}
-
-// run waits and leaves until the context ends.
-func (l *closedLoop) run(ctx context.Context, wait rivals.Wait) {
-	for {
-		entered := l.entries.Add(1)
-		err := wait(ctx)
-		at := time.Since(l.began)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
-			select {
-			case l.refused <- err:
-			default:
-			}
-			return
-		}
-		if i := l.used.Add(1) - 1; i < int64(len(l.records)) {
-			l.records[i].entered = entered
-			l.records[i].at.Store(int64(at))
-		}
-	}
-}
-
-// departures returns those so far. A refusal is an error, as then fewer wait than
-// were to.
-func (l *closedLoop) departures() ([]measure.Departure, error) {
-	select {
-	case err := <-l.refused:
-		return nil, fmt.Errorf("a caller was refused: %w", err)
-	default:
-	}
-	used := int(l.used.Load())
-	if used > len(l.records) {
-		return nil, fmt.Errorf("%d have left, of which only %d have a record", used, len(l.records))
-	}
-	var all []measure.Departure
-	for i := range l.records[:used] {
-		if at := l.records[i].at.Load(); at > 0 {
-			all = append(all, measure.Departure{Entered: l.records[i].entered, At: time.Duration(at)})
-		}
-	}
-	return all, nil
-}
-
-// A record is a departure whose instant is written last: 0 means not yet.
-type record struct {
-	entered int64
-	at      atomic.Int64
+	return meter{at: time.Since(began), cpu: cpu, mallocs: memory.Mallocs}
 }
 
 const idle = "idle"

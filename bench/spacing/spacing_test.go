@@ -1,7 +1,6 @@
 package spacing
 
 import (
-	"context"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -13,7 +12,6 @@ import (
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
-	"example.com/leakybucket/internal/naive"
 	"example.com/leakybucket/internal/realtime"
 )
 
@@ -68,26 +66,6 @@ func TestSpacingIsMeasuredInAChild(t *testing.T) {
 	require.ErrorContains(t, err, "no rival is named nobody")
 	_, err = child.Take(t.Context(), input{Limiter: "naive", Load: "heavy"})
 	require.ErrorContains(t, err, "no load is named heavy")
-}
-
-func TestALoopTellsOfRefusalsAndOfTooManyDepartures(t *testing.T) {
-	in := input{Rate: 10, Window: time.Second}
-	loop := newClosedLoop(in)
-	loop.run(t.Context(), func(context.Context) error { return naive.ErrFull })
-	_, err := loop.departures()
-	require.EqualError(t, err, "a caller was refused: the naive queue is full")
-
-	loop = newClosedLoop(in)
-	ctx, cancel := context.WithCancel(t.Context())
-	calls := 0
-	loop.run(ctx, func(context.Context) error {
-		if calls++; calls > 5000 {
-			cancel()
-		}
-		return nil
-	})
-	_, err = loop.departures()
-	require.EqualError(t, err, "5000 have left, of which only 4496 have a record")
 }
 
 func TestLoadsWorkUntilTheyAreStopped(t *testing.T) {

@@ -1,6 +1,8 @@
 package measure
 
 import (
+	"context"
+	"errors"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -76,6 +78,24 @@ func TestWaitersStandStillWhenGathered(t *testing.T) {
 	require.GreaterOrEqual(t, Goroutines("waiting"), uint64(n/2))
 	close(never)
 	w.All.Wait()
+}
+
+func TestALoopTellsOfRefusalsAndOfTooManyDepartures(t *testing.T) {
+	loop := NewLoop(time.Now(), 1)
+	loop.Run(t.Context(), func(context.Context) error { return errors.New("the queue is full") })
+	_, err := loop.Departures()
+	require.EqualError(t, err, "a caller was refused: the queue is full")
+
+	loop = NewLoop(time.Now(), 9)
+	ctx, cancel := context.WithCancel(t.Context())
+	loop.Run(ctx, func(context.Context) error {
+		if loop.Entries() > 10 {
+			cancel()
+		}
+		return nil
+	})
+	_, err = loop.Departures()
+	require.EqualError(t, err, "10 have left, of which only 9 have a record")
 }
 
 // leaving makes departures at so many microseconds, in the order of entry.
