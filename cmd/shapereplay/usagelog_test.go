@@ -97,6 +97,7 @@ func TestMistakesAboutAUsageLog(t *testing.T) {
 		"-format usage -provider openai -tokens 5 -weights gold":          `invalid value "gold" for flag -weights: "gold" must be a team and its weight, such as gold=4`,
 		"-format usage -provider openai -tokens 5 -weights gold=4,x=1001": `invalid value "gold=4,x=1001" for flag -weights: "x=1001": a weight must be from 1 to 1000`,
 		"-format usage -provider openai -tokens 5 -burst 2m":              "llm: the burst is 2m0s, must be from 0 to a minute",
+		"-format usage -provider openai -tokens -1":                       "llm: Quota.Tokens is -1, must not be negative",
 		"-format usage -provider openai -tokens 5 -top -1":                "-top -1: must not be negative",
 	} {
 		status, printed, problems := shapereplay(t, "", strings.Fields(args)...)

@@ -137,15 +137,3 @@ func TestHowMuchOfAQuotaIsUsed(t *testing.T) {
 	}, r.Limits)
 	require.EqualValues(t, 100*20_000, r.Settled.GivenBack)
 }
-
-func TestASetupThatCanNotBeReplayed(t *testing.T) {
-	for want, s := range map[string]quota.Setup{
-		`-provider "": must be anthropic, bedrock, gemini, openai or openai-compatible`:            {Quota: llm.Quota{Tokens: 1}},
-		"-requests, -tokens, -input or -output is missing: what does the quota allow in a minute?": {Provider: "openai"},
-		"llm: Quota.Tokens is -1, must not be negative":                                            {Provider: "openai", Quota: llm.Quota{Tokens: -1}},
-		"llm: the burst is 2m0s, must be from 0 to a minute":                                       {Provider: "openai", Quota: llm.Quota{Tokens: 1}, Burst: 2 * time.Minute},
-	} {
-		_, err := quota.New(s)
-		require.EqualError(t, err, want)
-	}
-}
