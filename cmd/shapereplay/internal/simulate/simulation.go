@@ -51,7 +51,7 @@ type Simulation struct {
 	now         time.Duration
 	clock       *clock // nil: no series are kept
 
-	byRule map[string]*ruleState // the rules that were met, by their keys
+	byRule map[string]*Rule // the rules that were met, by their keys
 	keys   map[string]*keyState
 	noRule Count // only Requests
 
@@ -61,26 +61,28 @@ type Simulation struct {
 // A keyState is a key, its bucket and the fate of its requests.
 type keyState struct {
 	name   string
-	rule   *ruleState // nil: none matches
+	rule   *Rule // nil: none matches
 	bucket replay.Bucket
 	count  Count
 }
 
-// A ruleState is a rule, and the fate of its keys' requests.
-type ruleState struct {
-	rule    config.Rule
-	limits  shaper.Limits // or the candidate's
-	plan    *replay.Plan
-	keys    int
-	count   Count
-	waits   Waits
-	longest int // line of one key
-	series  *Series
+// A Rule is a rule, and the fate of its keys' requests.
+type Rule struct {
+	config.Rule
+	Simulated shaper.Limits // or the candidate's
+	Nothing   bool          // candidates are simulated, and the rule has none
+	Keys      int
+	Count
+	Waits  Waits   // of those that left
+	Line   int     // the longest of one key
+	Series *Series // nil unless Options.Series, and if no request has met the rule
+
+	plan *replay.Plan
 }
 
 // New returns a Simulation to which no request has come yet.
 func New(rules *config.Rules, o Options) *Simulation {
-	s := &Simulation{rules: rules, options: o, byRule: map[string]*ruleState{}, keys: map[string]*keyState{}, refused: map[string]int{}}
+	s := &Simulation{rules: rules, options: o, byRule: map[string]*Rule{}, keys: map[string]*keyState{}, refused: map[string]int{}}
 	if o.Series {
 		s.clock = newClock()
 	}
@@ -102,7 +104,7 @@ func (s *Simulation) Arrive(at time.Time, key, address string) {
 		k = &keyState{name: key, rule: s.ruleOf(key)}
 		s.keys[key] = k
 		if k.rule != nil {
-			k.rule.keys++
+			k.rule.Keys++
 		}
 	}
 	if k.rule == nil {
@@ -120,42 +122,42 @@ func (k *keyState) arrive(now time.Duration) replay.Fate {
 	r := k.rule
 	fate := k.bucket.Arrive(r.plan, now, 1)
 	k.count.add(fate)
-	r.count.add(fate)
+	r.add(fate)
 	if fate.Result == replay.Departed {
-		r.waits.Add(fate.Waited)
+		r.Waits.Add(fate.Waited)
 	}
-	r.longest = max(r.longest, k.bucket.Line())
-	if r.series != nil {
-		r.series.add(now, fate)
+	r.Line = max(r.Line, k.bucket.Line())
+	if r.Series != nil {
+		r.Series.add(now, fate)
 	}
 	return fate
 }
 
 // ruleOf returns the rule of a key that has not come before, or nil.
-func (s *Simulation) ruleOf(key string) *ruleState {
+func (s *Simulation) ruleOf(key string) *Rule {
 	rule, ok := s.rules.Explain(key)
 	if !ok {
 		return nil
 	}
 	r := s.byRule[rule.Key]
 	if r == nil {
-		r = s.newRuleState(rule)
-		r.plan = replay.NewPlan(r.limits)
+		r = s.newRule(rule)
+		r.plan = replay.NewPlan(r.Simulated)
 		if s.clock != nil {
-			r.series = s.clock.newSeries()
+			r.Series = s.clock.newSeries()
 		}
 		s.byRule[rule.Key] = r
 	}
 	return r
 }
 
-// newRuleState returns the state of a rule that no request has met.
-func (s *Simulation) newRuleState(rule config.Rule) *ruleState {
-	r := &ruleState{rule: rule, limits: rule.Limits}
+// newRule returns a rule that no request has met.
+func (s *Simulation) newRule(rule config.Rule) *Rule {
+	r := &Rule{Rule: rule, Simulated: rule.Limits}
 	if s.options.Candidates {
-		r.limits = shaper.Limits{Rate: rate.Inf}
-		if rule.Candidate != nil {
-			r.limits = *rule.Candidate
+		r.Simulated, r.Nothing = shaper.Limits{Rate: rate.Inf}, rule.Candidate == nil
+		if !r.Nothing {
+			r.Simulated = *rule.Candidate
 		}
 	}
 	return r
@@ -167,21 +169,9 @@ type Result struct {
 	All         Count     // of requests that have a rule
 	NoRule      int       // requests whose key no rule matches; a Group fails their calls
 	Keys        int
-	Rules       []Rule // in the order of their keys, also those that no request has met
+	Rules       []*Rule // in the order of their keys, also those that no request has met
 	keys        map[string]*keyState
 	refused     map[string]int // requests by address
-}
-
-// A Rule is a rule, and the fate of its keys' requests.
-type Rule struct {
-	config.Rule
-	Simulated shaper.Limits // or the candidate's
-	Keys      int
-	Count
-	Waits   *Waits  // of those that left
-	Line    int     // the longest of one key
-	Series  *Series // nil unless Options.Series, and if no request has met the rule
-	Nothing bool    // candidates are simulated, and the rule has none
 }
 
 // A Key is a key, and the fate of its requests.
@@ -197,13 +187,10 @@ func (s *Simulation) Result() Result {
 	for rule := range s.rules.All() {
 		r := s.byRule[rule.Key]
 		if r == nil {
-			r = s.newRuleState(rule)
+			r = s.newRule(rule)
 		}
-		result.All.plus(r.count)
-		result.Rules = append(result.Rules, Rule{
-			Rule: r.rule, Simulated: r.limits, Keys: r.keys, Count: r.count, Waits: &r.waits, Line: r.longest, Series: r.series,
-			Nothing: s.options.Candidates && r.rule.Candidate == nil,
-		})
+		result.All.plus(r.Count)
+		result.Rules = append(result.Rules, r)
 	}
 	return result
 }
@@ -234,7 +221,7 @@ func (r *Result) first(n int, wanted func(*keyState) bool, compare func(a, b *ke
 	slices.SortFunc(some, compare)
 	var all []Key
 	for _, k := range some[:min(n, len(some))] {
-		all = append(all, Key{k.name, k.rule.rule.Key, k.count})
+		all = append(all, Key{k.name, k.rule.Key, k.count})
 	}
 	return all
 }
