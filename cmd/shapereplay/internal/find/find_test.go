@@ -51,14 +51,13 @@ func search(t *testing.T, goal, limits string, all arrivals) find.Found {
 	return found
 }
 
-// outcome returns how the arrivals fare under limits, by the other form of the replay.
+// outcome returns how the arrivals fare under limits.
 func (all arrivals) outcome(l shaper.Limits) (refused int, longest time.Duration) {
+	plan := replay.NewPlan(l) // which takes most of the time
 	for _, instants := range all {
-		var requests []replay.Request
+		var bucket replay.Bucket
 		for _, at := range instants {
-			requests = append(requests, replay.Request{At: at, Cost: 1, Deadline: replay.Never, Patience: replay.Never})
-		}
-		for _, fate := range replay.Run(l, replay.Start{}, requests, replay.Never) {
+			fate := bucket.Arrive(plan, at, 1)
 			if fate.Result != replay.Departed {
 				refused++
 			}
