@@ -213,10 +213,10 @@ func (p *peerContext) beginLocked() {
 
 // requestEnded is called when the context of the request has ended.
 func (p *peerContext) requestEnded() {
-	err := p.request.Context().Err()
 	p.wait.mu.Lock()
 	defer p.wait.mu.Unlock()
-	if err == context.Canceled && !p.wait.stopped && !p.hasWaitedLocked() {
+	// Once the call has returned, handlers may give the request another context meanwhile.
+	if !p.wait.stopped && p.request.Context().Err() == context.Canceled && !p.hasWaitedLocked() {
 		if p.wait.byDone {
 			p.wait.timer = time.AfterFunc(p.wait.from-sinceStart(), p.requestEnded)
 		}
