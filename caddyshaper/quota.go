@@ -206,7 +206,7 @@ func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
 		Provider: q.provider, Quota: q.Quota, Scale: gateway.Scale(s.lines.base, q.Quota), Line: s.lines.fair.Load,
 		Team:   func(r *http.Request) (string, bool) { c := callOf(r); return c.key, !c.isStranger },
 		Weight: s.lines.weightOf, Labels: s.TeamMetrics, Ledger: s.lines.ledger,
-		Log: log, Refuse: s.refuse,
+		Log: log, Refuse: s.refuse, RetrySpread: time.Duration(s.RetrySpread),
 	}
 	if s.LogRefusals {
 		config.Options = append(config.Options, shaper.WithLogger(log))
@@ -218,6 +218,21 @@ func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
 		e.gateway = s.gateway
 	}
 	return err
+}
+
+// pass runs the handlers behind a gateway. If they have no answer of the provider and no error routes for that, the caller
+// is told in the provider's format.
+func (s *Shape) pass(w http.ResponseWriter, r *http.Request) {
+	admit(w, r)
+	c := callOf(r)
+	failed, ok := errors.AsType[caddyhttp.HandlerError](c.err)
+	if !ok || failed.StatusCode < http.StatusBadGateway || failed.StatusCode > http.StatusGatewayTimeout || s.errors.answer(r, failed) {
+		return
+	}
+	if s.gateway.WriteUnreachable(w, failed.StatusCode) {
+		s.failures.note(failed.StatusCode, failed.Err)
+		c.err = nil
+	}
 }
 
 // authorize finds out which team a call is of, if there are tokens.

@@ -112,13 +112,19 @@ func TestTeamsHaveTokensAndTheProvidersKeyIsTheGateways(t *testing.T) {
 	require.NotContains(t, string(text), "secret")
 }
 
-// A provider that can't be reached is Caddy's to tell, and what Caddy answers is in the log.
+// That a provider can't be reached is told in its own format, unless there are error routes for it.
 func TestAProviderThatIsNotThere(t *testing.T) {
 	usage := filepath.Join(t.TempDir(), "usage.jsonl")
-	s := serve(t, strings.Replace(quotaShape("requests 60", "usage "+usage), "UPSTREAM", "127.0.0.1:1", 1))
-	require.Equal(t, 502, s.get("/").status)
+	site := strings.Replace(quotaShape("requests 60", "usage "+usage), "UPSTREAM", "127.0.0.1:1", 1)
+	s := serve(t, site)
+	a := s.get("/")
+	require.Equal(t, 502, a.status)
+	require.JSONEq(t, `{"error":{"message":"The provider can't be reached, or did not answer in time.","type":"server_error","param":null,"code":null}}`, a.body)
 	require.Equal(t, 502, records(t, usage, 1)[0].Status)
 	require.Positive(t, caddyshaper.FairStats("line").Level, "nothing is free")
+	s.reload(site + "\nhandle_errors {\n respond \"sorry\" 502\n}")
+	a = s.get("/")
+	require.Equal(t, "502 sorry", fmt.Sprint(a.status, " ", a.body))
 }
 
 // The provider's 429 holds the line, and the handlers behind the gateway see the call a second time as it came.

@@ -32,10 +32,11 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	h := w.Header()
 	if after := a.header.Get("Retry-After"); after != "" {
-		later := spread(after, time.Duration(s.RetrySpread))
-		if a.header.Set("Retry-After", later); later != after && a.header.Get("Retry-After-Ms") != "" {
-			a.header.Set("Retry-After-Ms", later+"000")
+		later := after
+		if s.gateway == nil { // else the gateway has added it, as the body may say the time too
+			later = spread(after, time.Duration(s.RetrySpread))
 		}
+		a.header.Set("Retry-After", later)
 		// RateLimit was set for the exact time. A client must not come too early, whichever
 		// of the two it obeys.
 		if fields := h["Ratelimit"]; len(fields) > 0 {

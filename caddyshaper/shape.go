@@ -246,7 +246,7 @@ func keyOfCall(r *http.Request) (string, error) { return callOf(r).key, nil }
 // has a gateway in front of it.
 func (s *Shape) chain() http.Handler {
 	if s.gateway != nil {
-		return s.gateway.Wrap(http.HandlerFunc(admit))
+		return s.gateway.Wrap(http.HandlerFunc(s.pass))
 	}
 	if s.Fair != nil {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.enter(s.lines.fair.Load(), w, r) })

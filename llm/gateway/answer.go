@@ -182,6 +182,11 @@ func (a *answer) readRefusal() {
 	}
 }
 
+// mayBeSentAgain reports whether the call is to be sent again after this answer.
+func (a *answer) mayBeSentAgain() bool {
+	return a.captured != nil && a.pause > 0 && a.call.isWhole && !a.call.retried
+}
+
 // end settles. The hold comes before it, because to settle lets others leave.
 func (a *answer) end(returned bool) {
 	c := a.call
@@ -191,6 +196,10 @@ func (a *answer) end(returned bool) {
 	if a.status == http.StatusTooManyRequests {
 		c.reported = &llm.Usage{}
 		c.settle(0)
+		return
+	}
+	if a.mayBeSentAgain() {
+		c.settle(0) // It reserves what it may take once more.
 		return
 	}
 	cost := -1

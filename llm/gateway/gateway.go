@@ -11,6 +11,7 @@ import (
 	"math"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -47,6 +48,9 @@ type Config struct {
 	// Options are further options of the [shaper.Middleware] in which calls wait, such as [shaper.WithLogger].
 	Options []shaper.MiddlewareOption
 
+	// RetrySpread is the longest random time that is added to the one after which a refused call is asked to come back.
+	RetrySpread time.Duration
+
 	// Refuse answers a call that was not admitted, and may call [Gateway.WriteError]. nil: WriteError answers.
 	Refuse func(http.ResponseWriter, *http.Request, error)
 }
@@ -60,7 +64,8 @@ type Config struct {
 //
 // When the provider answers 429, all calls wait for as long as it asks, or a second if it does not say. The call
 // itself is sent once more, at the head of its team's line, if its body was at most 1 MiB. The second answer is passed on
-// whatever it is. So is an answer with 503 or 529, unless it says when to come back.
+// whatever it is. So is an answer with 503 or 529, unless it says when to come back. The estimate of a call that is sent
+// again counts once.
 //
 // Nothing is free. A call that is answered with 401, 403 or 404 takes a request's share, as no model has run. If another
 // answer reports no usage, breaks off or does not come, the estimate stands. The log says so, for each
@@ -203,12 +208,16 @@ func (c *call) read(r *http.Request) error {
 // onlyGzip keeps the provider from an encoding in which no usage can be read.
 func onlyGzip(h http.Header) {
 	accepted := strings.Join(h.Values("Accept-Encoding"), ",")
-	switch {
-	case accepted == "":
-	case strings.Contains(accepted, "gzip"):
-		h.Set("Accept-Encoding", "gzip")
-	default:
-		h.Set("Accept-Encoding", "identity")
+	if accepted == "" {
+		return
+	}
+	h.Set("Accept-Encoding", "identity")
+	for coding := range strings.SplitSeq(accepted, ",") {
+		name, weight, _ := strings.Cut(coding, ";")
+		q, err := strconv.ParseFloat(strings.TrimPrefix(strings.TrimSpace(weight), "q="), 64)
+		if strings.EqualFold(strings.TrimSpace(name), "gzip") && (err != nil || q > 0) { // Without a weight it is 1.
+			h.Set("Accept-Encoding", "gzip")
+		}
 	}
 }
 
@@ -255,10 +264,10 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		first = r.Clone(r.Context())
 	}
 	a := c.attempt(w, r, next)
-	if a.captured != nil && a.pause > 0 && c.isWhole {
+	if a.mayBeSentAgain() {
 		switch err := c.enter(r.Context(), (*shaper.KeyLimiter).ReserveRetry); {
 		case err == nil:
-			c.retried = true
+			c.retried, c.reported = true, nil
 			clear(w.Header())
 			maps.Copy(w.Header(), header)
 			if *r = *first; len(c.body) > 0 {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
@@ -21,6 +22,9 @@ type failure struct {
 // soonest is the shortest time after which a refused call is asked to come back, which is what Retry-After can say.
 const soonest = time.Second
 
+// longestSpread keeps a sum of times from overflowing.
+const longestSpread = 365 * 24 * time.Hour
+
 var (
 	errNoToken = errors.New("gateway: the call has no valid token")
 	errBody    = errors.New("gateway: the body of the call did not come")
@@ -31,20 +35,38 @@ var (
 func (g *Gateway) WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	f := failureOf(r, err)
 	h := w.Header()
-	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
-		h.Del(field) // An outer handler may have set them for the body of another answer.
-	}
 	if f.after > 0 {
+		if spread := min(g.config.RetrySpread, longestSpread); spread > 0 {
+			f.after += rand.N(spread)
+		}
 		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(f.after.Seconds())), 10))
 		h.Set("Retry-After-Ms", strconv.FormatInt(int64(math.Ceil(float64(f.after)/float64(time.Millisecond))), 10))
 	}
-	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Type", "application/json")
 	g.setLeft(h)
 	if c, ok := r.Context().Value(callKey{}).(*call); ok {
 		c.refused(f.status)
 		c.setTiming(h)
 	}
+	g.writeFailure(w, f)
+}
+
+// WriteUnreachable answers a call in the provider's format for the handler behind the gateway, which has no answer of the provider.
+// status is 502, 503 or 504. w is the one that the handler was given; ok is false if it has begun to answer.
+func (g *Gateway) WriteUnreachable(w http.ResponseWriter, status int) (ok bool) {
+	if a, isAnswer := w.(*answer); !isAnswer || a.status != 0 {
+		return false
+	}
+	g.writeFailure(w, failure{status, "The provider can't be reached, or did not answer in time.", 0})
+	return true
+}
+
+func (g *Gateway) writeFailure(w http.ResponseWriter, f failure) {
+	h := w.Header()
+	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
+		h.Del(field) // Another handler may have set them for the body of another answer.
+	}
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Type", "application/json")
 	text, _ := json.Marshal(g.dialect.fail(h, f)) // There is nothing in it that JSON can't hold.
 	w.WriteHeader(f.status)
 	_, _ = w.Write(append(text, '\n')) // An error means that the client has gone.

@@ -2,7 +2,10 @@ package gateway_test
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -76,6 +79,86 @@ func TestNoClientIsAskedToComeBackAtOnce(t *testing.T) {
 		require.Equal(t, "1000", w.Header().Get("Retry-After-Ms"))
 		require.Contains(t, w.Body.String(), `"retryDelay":"1s"`)
 	})
+}
+
+// Callers that were refused together are asked to come back apart, in the fields and in the body.
+func TestARetrySpreadIsInTheBodyToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, "gemini", llm.Quota{Requests: 50}, http.NotFoundHandler(), func(c *gateway.Config, l *shaper.Limits) {
+			l.Burst, l.Depth, c.RetrySpread = 0, 1, 10*time.Second
+		})
+		g.call("gold", request(t.Context(), "gemini", 10, 10, false))
+		go g.call("gold", request(t.Context(), "gemini", 10, 10, false))
+		synctest.Wait()
+		said := map[float64]bool{}
+		for range 20 {
+			w := g.call("gold", request(t.Context(), "gemini", 10, 10, false))
+			after, err := strconv.ParseFloat(w.Header().Get("Retry-After-Ms"), 64)
+			require.NoError(t, err)
+			require.True(t, 1200 <= after && after <= 11_200, "%v ms", after)
+			require.Equal(t, fmt.Sprint(math.Ceil(after/1000)), w.Header().Get("Retry-After"))
+			delay, err := time.ParseDuration(regexp.MustCompile(`"retryDelay":"(.*?)"`).FindStringSubmatch(w.Body.String())[1])
+			require.NoError(t, err)
+			require.InDelta(t, after, delay.Seconds()*1000, 1)
+			said[after] = true
+		}
+		require.Greater(t, len(said), 10)
+	})
+}
+
+// What an answer is encoded in must be readable for the gateway, and acceptable for the caller.
+func TestOnlyGzipIsAskedForWhereItIsAccepted(t *testing.T) {
+	for accepted, asked := range map[string]string{
+		"": "", "gzip": "gzip", "br, GZIP;q=0.5": "gzip", "gzip;q=1": "gzip", "br;q=1,gzip": "gzip",
+		"gzip;q=0": "identity", "gzip; q=0.000, br": "identity", "br": "identity", "identity": "identity", "not-gzip": "identity",
+	} {
+		next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			require.Equal(t, asked, r.Header.Get("Accept-Encoding"), accepted)
+		})
+		r := request(t.Context(), "openai", 10, 10, false)
+		if accepted != "" {
+			r.Header.Set("Accept-Encoding", accepted)
+		}
+		newRig(t, "openai", llm.Quota{Requests: 50}, next, nil).call("gold", r)
+	}
+}
+
+// The handler behind the gateway may have no answer of the provider. Then the caller gets one in the provider's format.
+func TestAProviderThatCannotBeReached(t *testing.T) {
+	for _, status := range []int{502, 503, 504} {
+		var g *rig
+		g = newRig(t, "anthropic", llm.Quota{Requests: 50}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			require.True(t, g.WriteUnreachable(w, status))
+			require.False(t, g.WriteUnreachable(w, status), "once")
+		}), nil)
+		w := g.call("gold", request(t.Context(), "anthropic", 10, 10, false))
+		require.Equal(t, status, w.Code)
+		require.JSONEq(t, `{"type":"error","error":{"type":"api_error","message":"The provider can't be reached, or did not answer in time."}}`, w.Body.String())
+		require.Len(t, w.Header().Values("Server-Timing"), 1)
+		require.Equal(t, status, g.last(t).Status)
+		require.Zero(t, g.Ledger().Status(time.Now(), 1).Refused, "it is no refusal of the gateway")
+		require.Positive(t, g.line.Stats().Level, "nothing is free")
+	}
+}
+
+// A call that is sent again has its estimate once in the bucket and in the ledger, and what the first answer was is not its usage.
+func TestACallThatIsSentAgainIsChargedOnce(t *testing.T) {
+	for _, status := range []int{429, 503, 529} {
+		synctest.Test(t, func(t *testing.T) {
+			attempts := 0
+			g := newRig(t, "anthropic", llm.Quota{Tokens: 100_000}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if attempts++; attempts == 1 {
+					w.Header().Set("Retry-After", "1")
+					w.WriteHeader(status)
+				}
+			}), nil)
+			g.call("gold", request(t.Context(), "anthropic", 1000, 4000, false))
+			require.Equal(t, 2, attempts)
+			require.InDelta(t, 50_000, g.line.Stats().Level, 1)
+			require.Equal(t, uint64(5000), g.Ledger().Status(time.Now(), 1).Hour.Tokens)
+			require.Nil(t, g.last(t).Actual, "the estimate stands")
+		})
+	}
 }
 
 func TestWhatElseIsRefused(t *testing.T) {
