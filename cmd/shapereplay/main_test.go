@@ -627,7 +627,7 @@ func TestProgressIsShownAndRemoved(t *testing.T) {
 }
 
 // A million lines of the combined format, of 10,000 clients and with bursts, are to be
-// replayed on one core within 10 s:
+// replayed on one core within 4 s:
 //
 //	GOMAXPROCS=1 go test -run='^$' -bench=AMillion -benchtime=1x ./cmd/shapereplay
 func BenchmarkAMillionLines(b *testing.B) {
