@@ -41,7 +41,7 @@ var Experiment = run.Experiment{
 		"and its wake-up. All depart at once. Refused is a newcomer that would leave last, as the line is full. Memory is what the live heap has more than beside a plain Shaper, for each key.",
 	Needs: []run.Program{run.Go},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		lines, err1 := run.InVirtualTime(ctx, "TestABurstBesideLightKeys", "example.com/leakybucket/bench/fair")
+		lines, err1 := run.InVirtualTime(ctx, o, "TestABurstBesideLightKeys", "example.com/leakybucket/bench/fair")
 		costs, err2 := run.InTurns(ctx, o, costChild.Take, costCases(o))
 		run.Beyond(costs, func(bare, of costInput) bool { return bare.Keys == 0 && of.Keys > 0 }, func(bare costFound, from *costFound) {
 			from.Memory = (from.Heap - bare.Heap) / from.keys()

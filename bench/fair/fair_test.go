@@ -14,7 +14,7 @@ import (
 // The experiment runs this test and takes its results. In virtual time they are the same on every machine.
 func TestABurstBesideLightKeys(t *testing.T) {
 	times := 2
-	if run.ResultsAreWanted() {
+	if run.AtLength() {
 		times = 20
 	}
 	var lines []report.Line

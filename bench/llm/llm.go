@@ -33,7 +33,7 @@ var Experiment = run.Experiment{
 		"The longest wait is until the answer has come; the fewer calls of 200 callers leave, the longer each waits.",
 	Needs: []run.Program{run.Go},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		found, err := run.InVirtualTime(ctx, "TestWaysToKeepToAQuota", "example.com/leakybucket/bench/llm")
+		found, err := run.InVirtualTime(ctx, o, "TestWaysToKeepToAQuota", "example.com/leakybucket/bench/llm")
 		return report.Report{Lines: found}, err
 	},
 }

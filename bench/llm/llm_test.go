@@ -15,9 +15,9 @@ import (
 // The experiment runs this test and takes its results. In virtual time they are the same on every machine, but for
 // the chance in the pauses of backoff.
 func TestWaysToKeepToAQuota(t *testing.T) {
-	// As a test alone the run is short, with so many callers that they still ask for more than the quota.
+	// As a test alone, and with -quick, the run is short, with so many callers that they still ask for more than the quota.
 	span, crowd := 90*time.Second, 40
-	if run.ResultsAreWanted() {
+	if run.AtLength() {
 		span, crowd = 10*time.Minute, 200
 	}
 	var lines []report.Line

@@ -318,12 +318,13 @@ func (m Measurement[In, Out]) Take(ctx context.Context, in In) (found Out, err e
 	return found, err
 }
 
-// resultsIn is the name of the variable that names the file for the results of a test.
-const resultsIn = "BENCH_RESULTS"
+// resultsIn is the name of the variable that names the file for the results of a test, and atLength the
+// name of the one that is 1 if the test is to measure for as long as an experiment does.
+const resultsIn, atLength = "BENCH_RESULTS", "BENCH_AT_LENGTH"
 
 // InVirtualTime runs a test that measures, because package synctest works in tests alone, and returns
 // the lines that the test gives to [WriteResults].
-func InVirtualTime(ctx context.Context, test, pkg string) (lines []report.Line, err error) {
+func InVirtualTime(ctx context.Context, o Options, test, pkg string) (lines []report.Line, err error) {
 	dir, err := os.MkdirTemp("", "bench-")
 	if err != nil {
 		return nil, err
@@ -332,6 +333,9 @@ func InVirtualTime(ctx context.Context, test, pkg string) (lines []report.Line, 
 	file := filepath.Join(dir, "results.json")
 	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-run", "^"+test+"$", pkg)
 	cmd.Env = append(os.Environ(), resultsIn+"="+file)
+	if !o.Quick {
+		cmd.Env = append(cmd.Env, atLength+"=1")
+	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
@@ -342,19 +346,20 @@ func InVirtualTime(ctx context.Context, test, pkg string) (lines []report.Line, 
 	return lines, json.Unmarshal(text, &lines)
 }
 
-// ResultsAreWanted reports whether [InVirtualTime] runs this test, which then measures for longer.
-func ResultsAreWanted() bool { return os.Getenv(resultsIn) != "" }
+// AtLength reports whether a test is to measure for longer than it needs by itself, and than -quick does.
+func AtLength() bool { return os.Getenv(atLength) == "1" }
 
 // WriteResults hands the lines of a test to [InVirtualTime], if it runs the test.
 func WriteResults(lines []report.Line) error {
-	if !ResultsAreWanted() {
+	file := os.Getenv(resultsIn)
+	if file == "" {
 		return nil
 	}
 	text, err := json.Marshal(lines)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(os.Getenv(resultsIn), text, 0o644)
+	return os.WriteFile(file, text, 0o644)
 }
 
 // Sleep ends with the context.
