@@ -23,6 +23,7 @@ import (
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/shaper"
 )
@@ -87,15 +88,15 @@ type way struct {
 
 var ways = []way{
 	{"one-line", func(k keys) (func(string, int), func()) {
-		s := must(shaper.New(k.limits(perSecond)))
+		s := rivals.Must(shaper.New(k.limits(perSecond)))
 		return func(_ string, n int) { check(s.WaitN(context.Background(), n)) }, func() { check(s.Close()) }
 	}},
 	{"fair", func(k keys) (func(string, int), func()) {
-		s := must(shaper.New(k.limits(perSecond), shaper.WithFairQueue(func(key string) int { return k.weights[key] })))
+		s := rivals.Must(shaper.New(k.limits(perSecond), shaper.WithFairQueue(func(key string) int { return k.weights[key] })))
 		return func(key string, n int) { check(s.For(key).WaitN(context.Background(), n)) }, func() { check(s.Close()) }
 	}},
 	{"group", func(k keys) (func(string, int), func()) {
-		g := must(shaper.NewGroup(func(key string) (shaper.Limits, error) { return k.limits(k.share(key)), nil }))
+		g := rivals.Must(shaper.NewGroup(func(key string) (shaper.Limits, error) { return k.limits(k.share(key)), nil }))
 		return func(key string, n int) { check(g.WaitN(context.Background(), key, n)) }, func() { check(g.Close()) }
 	}},
 	{"x-time", func(k keys) (func(string, int), func()) {
@@ -125,7 +126,7 @@ type seat struct {
 // newSeat deals each key a hand of one queue, of more queues than there are keys. So no two keys share
 // a queue, and the burst has one only.
 func newSeat(k keys) seat {
-	begun := must(queueset.NewQueueSetFactory(eventclock.Real{}).BeginConstruction(
+	begun := rivals.Must(queueset.NewQueueSetFactory(eventclock.Real{}).BeginConstruction(
 		fairqueuing.QueuingConfig{Name: "fair", DesiredNumQueues: 64, HandSize: 1, QueueLengthLimit: depth},
 		metrics.RatioedGaugePair{RequestsWaiting: unseen{}, RequestsExecuting: unseen{}}, unseen{}, unseen{},
 	))
@@ -300,11 +301,6 @@ func shareError(by way) float64 {
 	}
 	all.Wait()
 	return math.Abs(100*float64(left[cheap])/float64(left[cheap]+left[dear]) - 75)
-}
-
-func must[T any](v T, err error) T {
-	check(err)
-	return v
 }
 
 // check panics: nothing here may fail.

@@ -29,10 +29,9 @@ var Experiment = run.Experiment{
 		"failsafe is told the time left until a deadline as its longest wait. " +
 		"uber's Take cannot be cancelled and goes on: served are the callers that were still there when it returned. naive has room for 1,000.",
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		// The limiters run side by side, as the streams of each do: they wait for nothing but the
-		// clock.
+		// All run side by side: they wait for nothing but the clock.
 		results, err := run.AtOnce(ctx, o, child.Take, cases(o))
-		r := report.Report{Lines: lines(results)}
+		r := report.Report{Lines: run.Lines(results)}
 		return r, errors.Join(err, picture(&r, o.Machine))
 	},
 }
@@ -52,8 +51,8 @@ const (
 
 // A stream is one that asks for more than the limit.
 type stream struct {
-	by      string
-	offered float64 // requests per second
+	By      string
+	Offered float64 // requests per second
 }
 
 var streams = []stream{
@@ -63,25 +62,21 @@ var streams = []stream{
 
 var limiters = []string{rivals.Ours, "x-time", "uber", "failsafe", "naive"}
 
+// An input is a stream at a limiter of its own.
 type input struct {
 	Limiter      string
+	Stream       stream
 	Fill, Window time.Duration
 }
 
-// A result is the share of the limit that was served, in percent, by stream.
-type result = run.Result[input, []float64]
+// A result is the share of the limit that was served, in percent.
+type result struct {
+	Served float64 `unit:"served-%"`
+}
 
-// child measures all streams of one limiter at the same time, as each of them
-// asks for little. Every stream has a limiter of its own.
-var child = run.NewMeasurement("goodput", func(in input) ([]float64, error) {
-	r := rivals.Named(in.Limiter)
-	var all sync.WaitGroup
-	served := make([]float64, len(streams))
-	for i, s := range streams {
-		all.Go(func() { served[i], _ = goodput(r, s, in.Fill, in.Window) })
-	}
-	all.Wait()
-	return served, nil
+var child = run.NewMeasurement("goodput", func(in input) (result, error) {
+	served, _ := goodput(rivals.Named(in.Limiter), in.Stream, in.Fill, in.Window)
+	return result{served}, nil
 })
 
 // goodput returns the share of the limit that is served, in percent, within a
@@ -96,7 +91,7 @@ func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float
 	var inTime atomic.Int64
 	start := time.Now()
 	caller := func() {
-		ctx, cancel := patientContext(s.by)
+		ctx, cancel := patientContext(s.By)
 		defer cancel()
 		// A wait that cannot be cancelled serves no caller if its own has gone
 		// meanwhile.
@@ -111,7 +106,7 @@ func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float
 	for range int(limit * patience / time.Second) {
 		callers.Go(caller)
 	}
-	interval := time.Duration(float64(time.Second) / s.offered)
+	interval := time.Duration(float64(time.Second) / s.Offered)
 	// Callers do not come at the instants of the slots. If a slot fell on the very
 	// moment at which a caller gives up, chance would decide, to the harm of those
 	// that cannot hand a slot on.
@@ -139,27 +134,15 @@ func cases(o run.Options) []run.Case[input] {
 	}
 	var all []run.Case[input]
 	for _, name := range limiters {
-		all = append(all, run.Case[input]{
-			Name: "Goodput/limiter=" + name, Input: input{name, fill, window}, Rounds: 1,
-		})
+		for _, s := range streams {
+			all = append(all, run.Case[input]{Name: nameOf(name, s), Input: input{name, s, fill, window}, Rounds: 1})
+		}
 	}
 	return all
 }
 
-// lines are one for each stream of a limiter.
-func lines(results []result) (lines []report.Line) {
-	for _, one := range results {
-		for i, s := range streams {
-			lines = append(lines, report.Line{Name: nameOf(one.Input.Limiter, s), Figures: []report.Figure{{Value: one.Found[0][i], Unit: unit}}})
-		}
-	}
-	return lines
-}
-
-const unit = "served-%"
-
 func nameOf(limiter string, s stream) string {
-	return fmt.Sprintf("Goodput/limiter=%s/offered=%g/by=%s", limiter, s.offered, s.by)
+	return fmt.Sprintf("Goodput/limiter=%s/offered=%g/by=%s", limiter, s.Offered, s.By)
 }
 
 // picture draws how much of the limit is served, by how callers give up and by how much is
@@ -175,9 +158,9 @@ func picture(r *report.Report, machine string) error {
 			row := report.Row{Name: limiter}
 			panel.Settings = nil
 			for _, s := range streams {
-				if s.by == by {
-					panel.Settings = append(panel.Settings, fmt.Sprintf("%g/s offered", s.offered))
-					row.Values = append(row.Values, report.Median(r.Lines, nameOf(limiter, s), unit))
+				if s.By == by {
+					panel.Settings = append(panel.Settings, fmt.Sprintf("%g/s offered", s.Offered))
+					row.Values = append(row.Values, report.Median(r.Lines, nameOf(limiter, s), "served-%"))
 				}
 			}
 			panel.Rows = append(panel.Rows, row)

@@ -99,14 +99,7 @@ func picture(r *report.Report, machine string) error {
 const manyKeys = 100_000
 
 // keyName returns the key of a number below 10^11, of 16 bytes.
-func keyName(i int) string {
-	name := []byte("user-00000000000")
-	for at := len(name) - 1; i > 0; at-- {
-		name[at] = byte('0' + i%10)
-		i /= 10
-	}
-	return string(name)
-}
+func keyName(i int) string { return fmt.Sprintf("user-%011d", i) }
 
 // comeOnce lets the keys from one to before another come once. The rival is
 // the only one that keeps their names.

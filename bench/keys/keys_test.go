@@ -1,7 +1,6 @@
 package keys
 
 import (
-	"math"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -64,13 +63,6 @@ func TestKeptBucketsAreNotDrained(t *testing.T) {
 			require.NoError(t, g.Close())
 		})
 	}
-}
-
-func TestKeyNamesHaveSixteenBytesAndAreDifferent(t *testing.T) {
-	require.Equal(t, "user-00000000000", keyName(0))
-	require.Equal(t, "user-00000000907", keyName(907))
-	require.Equal(t, "user-00001000000", keyName(1_000_000))
-	require.Len(t, keyName(math.MaxInt32), 16)
 }
 
 func TestMemoryOfKeysIsThatOfTheLimiter(t *testing.T) {

@@ -127,22 +127,12 @@ type spacing = measure.Spread
 
 // measureSpacing sends the requests through a proxy.
 func (p *programs) measureSpacing(ctx context.Context, in spacingInput) (spacing, error) {
-	s, err := p.stage(ctx, in.Proxy, in.Rate, in.requests()+fewMore, false)
+	w, err := p.send(ctx, in.Proxy, in.Rate, in.requests(), in.every())
 	if err != nil {
 		return spacing{}, err
-	}
-	defer s.close()
-	ctx, cancel := patience(ctx, in.requests(), in.Rate)
-	defer cancel()
-	w, err := gather(ctx, s.address, in.requests(), in.every())
-	if err != nil {
-		return spacing{}, errors.Join(err, context.Cause(ctx))
 	}
 	defer w.close()
-	if err := w.answered(ctx, func(int) bool { return false }); err != nil {
-		return spacing{}, err
-	}
-	arrivals, err := s.take()
+	arrivals, err := w.arrivals(func(int) bool { return false })
 	if err != nil {
 		return spacing{}, err
 	}
@@ -155,21 +145,16 @@ func (p *programs) measureSpacing(ctx context.Context, in spacingInput) (spacing
 // fewMore is how many requests more than there are a line has room for.
 const fewMore = 100
 
-// spacingOf returns the figures of what arrived later than the lead.
-func spacingOf(arrivals []arrival, rate int, lead time.Duration) (spacing, error) {
-	if len(arrivals) < 2 {
-		return spacing{}, fmt.Errorf("%d requests arrived, which have no spacing", len(arrivals))
-	}
-	var all []measure.Departure
-	first, last := arrivals[0].at, arrivals[0].at
+// spacingOf returns the figures of what arrived later than the lead. Something must have arrived.
+func spacingOf(arrivals []measure.Departure, rate int, lead time.Duration) (spacing, error) {
+	first, last := arrivals[0].At, arrivals[0].At
 	for _, a := range arrivals {
-		all = append(all, measure.Departure{Entered: int64(a.number), At: a.at})
-		first, last = min(first, a.at), max(last, a.at)
+		first, last = min(first, a.At), max(last, a.At)
 	}
 	// The one before the window begins the first spacing: without a lead, the first arrival.
-	seen := measure.DeparturesWithin(first+max(lead, 1), last, measure.Interval(float64(rate)), all)
+	seen := measure.DeparturesWithin(first+max(lead, 1), last, measure.Interval(float64(rate)), arrivals)
 	if seen.Count() == 0 {
-		return spacing{}, fmt.Errorf("all %d requests arrived within %v", len(all), lead)
+		return spacing{}, fmt.Errorf("all %d requests arrived within %v", len(arrivals), lead)
 	}
 	return seen.Spread(), nil
 }
@@ -227,35 +212,24 @@ func (p *programs) measureLeaving(ctx context.Context, in leavingInput) (found l
 
 // leave sends the requests through a proxy and closes connections.
 func (p *programs) leave(ctx context.Context, in leavingInput) (leaving, error) {
-	s, err := p.stage(ctx, in.Proxy, in.Rate, in.requests()+fewMore, false)
+	every := min(500*time.Microsecond, in.Lead/time.Duration(2*in.requests()))
+	w, err := p.send(ctx, in.Proxy, in.Rate, in.requests(), every)
 	if err != nil {
 		return leaving{}, err
 	}
-	defer s.close()
-	ctx, cancel := patience(ctx, in.requests(), in.Rate)
-	defer cancel()
-	w, err := gather(ctx, s.address, in.requests(), min(500*time.Microsecond, in.Lead/time.Duration(2*in.requests())))
-	if err != nil {
-		return leaving{}, errors.Join(err, context.Cause(ctx))
-	}
 	defer w.close()
-	run.Sleep(ctx, time.Until(w.began.Add(in.Lead)))
+	run.Sleep(w.ctx, time.Until(w.began.Add(in.Lead)))
 	for i, one := range w.all {
 		if leaves(i + 1) {
 			_ = one.conn.Close() // Its request was sent.
 		}
 	}
-	left := time.Since(s.began)
+	left := time.Since(w.stage.began)
 	lineLasts := time.Duration(in.Line) * measure.Interval(float64(in.Rate))
 	if late := time.Since(w.began.Add(in.Lead)); late > lineLasts/4 {
 		return leaving{}, fmt.Errorf("%w: by %v", errLate, late)
 	}
-	if err := w.answered(ctx, leaves); err != nil {
-		return leaving{}, err
-	}
-	// A request whose caller has gone may still be on its way to the upstream.
-	run.Sleep(ctx, 3*measure.Interval(float64(in.Rate)))
-	arrivals, err := s.take()
+	arrivals, err := w.arrivals(leaves)
 	if err != nil {
 		return leaving{}, err
 	}
@@ -263,17 +237,17 @@ func (p *programs) leave(ctx context.Context, in leavingInput) (leaving, error) 
 }
 
 // leavingOf looks at what arrived after the callers had left.
-func leavingOf(arrivals []arrival, left time.Duration, requests, rate int) (leaving, error) {
+func leavingOf(arrivals []measure.Departure, left time.Duration, requests, rate int) (leaving, error) {
 	gone, came := requests/2, 0 // their requests
 	stayed, last := 0, left
 	for _, a := range arrivals {
 		switch {
-		case leaves(a.number) && a.at <= left:
+		case leaves(int(a.Entered)) && a.At <= left:
 			gone--
-		case leaves(a.number):
+		case leaves(int(a.Entered)):
 			came++
-		case a.at > left:
-			stayed, last = stayed+1, max(last, a.at)
+		case a.At > left:
+			stayed, last = stayed+1, max(last, a.At)
 		}
 	}
 	if stayed == 0 || gone == 0 {
@@ -281,7 +255,7 @@ func leavingOf(arrivals []arrival, left time.Duration, requests, rate int) (leav
 	}
 	used := 0
 	for _, a := range arrivals {
-		if a.at > left && a.at <= last {
+		if a.At > left && a.At <= last {
 			used++
 		}
 	}
@@ -331,7 +305,7 @@ func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting
 	}
 	w, err := gather(ctx, s.address, n, 0)
 	if err != nil {
-		return waiting{}, errors.Join(err, context.Cause(ctx))
+		return waiting{}, err
 	}
 	defer w.close()
 	after, err := s.settled(ctx, n)
@@ -429,7 +403,7 @@ const settling = 100 * time.Millisecond
 func gather(ctx context.Context, address string, n int, every time.Duration) (*waiters, error) {
 	callers, err := openCallers(ctx, address, n)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, context.Cause(ctx))
 	}
 	w := &waiters{callers: callers, responses: make(chan response, n)}
 	for i, one := range callers.all {
@@ -439,42 +413,68 @@ func gather(ctx context.Context, address string, n int, every time.Duration) (*w
 		}()
 	}
 	pause(settling)
-	if err := w.send(every); err != nil {
-		w.close()
-		return nil, err
-	}
-	return w, nil
-}
-
-// send sends one request after another, from one thread, as Go's own timers
-// would send three at a time.
-func (w *waiters) send(every time.Duration) error {
+	// From one thread, as Go's own timers would send three at a time.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	w.began = time.Now()
 	for i, one := range w.all {
 		pause(time.Until(w.began.Add(time.Duration(i) * every)))
 		if err := one.send(fmt.Sprintf("/%d", i+1)); err != nil {
-			return err
+			w.close()
+			return nil, errors.Join(err, context.Cause(ctx))
 		}
 	}
-	return nil
+	return w, nil
 }
 
-// answered returns when each request that is not excepted has been answered, with success.
-func (w *waiters) answered(ctx context.Context, except func(number int) bool) error {
-	for range w.all {
-		switch r := <-w.responses; {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
+// A line is waiters at a proxy of their own, while the context lasts. [programs.send] makes it.
+type line struct {
+	*waiters
+	stage    *stage
+	interval time.Duration
+	ctx      context.Context
+	cancel   context.CancelFunc
+}
+
+// send sends so many requests through a proxy, with some time between them. The line must be closed.
+func (p *programs) send(ctx context.Context, proxy string, rate, n int, every time.Duration) (*line, error) {
+	s, err := p.stage(ctx, proxy, rate, n+fewMore, false)
+	if err != nil {
+		return nil, err
+	}
+	l := &line{stage: s, interval: measure.Interval(float64(rate))}
+	l.ctx, l.cancel = patience(ctx, n, rate)
+	if l.waiters, err = gather(l.ctx, s.address, n, every); err != nil {
+		l.cancel()
+		s.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *line) close() {
+	l.waiters.close()
+	l.cancel()
+	l.stage.close()
+}
+
+// arrivals returns what has arrived at the upstream when each request that is not excepted has been
+// answered, with success.
+func (l *line) arrivals(except func(number int) bool) ([]measure.Departure, error) {
+	for range l.all {
+		switch r := <-l.responses; {
+		case l.ctx.Err() != nil:
+			return nil, context.Cause(l.ctx)
 		case except(r.number):
 		case r.err != nil:
-			return fmt.Errorf("response %d: %w", r.number, r.err)
+			return nil, fmt.Errorf("response %d: %w", r.number, r.err)
 		case r.status != http.StatusOK:
-			return fmt.Errorf("response %d has status %d", r.number, r.status)
+			return nil, fmt.Errorf("response %d has status %d", r.number, r.status)
 		}
 	}
-	return nil
+	// A request whose caller has gone may still be on its way to the upstream.
+	run.Sleep(l.ctx, 3*l.interval)
+	return l.stage.take()
 }
 
 // patience bounds how long so many requests at a rate may take.
@@ -562,14 +562,8 @@ type upstream struct {
 	serving     sync.WaitGroup
 
 	mu       sync.Mutex
-	arrivals []arrival
-	trouble  error // the first
-}
-
-// An arrival is a request as the upstream saw it.
-type arrival struct {
-	number int           // in the order in which requests were sent, from 1
-	at     time.Duration // since the upstream began
+	arrivals []measure.Departure // since it began; Entered is the number of the request
+	trouble  error               // the first
 }
 
 func startUpstream(serviceTime time.Duration, holds bool) (*upstream, error) {
@@ -606,7 +600,7 @@ func (u *upstream) answer(c *fasthttp.RequestCtx) {
 	}
 	if number > 0 {
 		u.mu.Lock()
-		u.arrivals = append(u.arrivals, arrival{number: number, at: at})
+		u.arrivals = append(u.arrivals, measure.Departure{Entered: int64(number), At: at})
 		u.mu.Unlock()
 	}
 	if u.holds {
@@ -625,7 +619,7 @@ func (u *upstream) report(err error) {
 }
 
 // take returns the requests that have arrived since the call before.
-func (u *upstream) take() ([]arrival, error) {
+func (u *upstream) take() ([]measure.Departure, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	arrivals := u.arrivals

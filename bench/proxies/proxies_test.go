@@ -167,10 +167,10 @@ func TestProxiesAreConfiguredWithWhatIsMeasured(t *testing.T) {
 }
 
 // arrivalsAt are requests 1, 2, … at instants in ms.
-func arrivalsAt(ms ...float64) []arrival {
-	all := make([]arrival, len(ms))
+func arrivalsAt(ms ...float64) []measure.Departure {
+	all := make([]measure.Departure, len(ms))
 	for i, at := range ms {
-		all[i] = arrival{number: i + 1, at: time.Duration(at * float64(time.Millisecond))}
+		all[i] = measure.Departure{Entered: int64(i) + 1, At: time.Duration(at * float64(time.Millisecond))}
 	}
 	return all
 }
@@ -189,10 +189,10 @@ func TestSpacingOfArrivalsLeavesOutTheLead(t *testing.T) {
 
 // Eight requests at 100/s: 2, 4, 6 and 8 are to leave at 25 ms, when 1 and 2 have been served.
 func TestSlotsOfThoseThatLeft(t *testing.T) {
-	at := func(numbers []int, ms ...float64) []arrival {
+	at := func(numbers []int, ms ...float64) []measure.Departure {
 		all := arrivalsAt(ms...)
 		for i := range all {
-			all[i].number = numbers[i]
+			all[i].Entered = int64(numbers[i])
 		}
 		return all
 	}
@@ -232,9 +232,9 @@ func TestUpstreamNotesNumberedRequests(t *testing.T) {
 	arrivals, err := u.take()
 	require.NoError(t, err)
 	require.Len(t, arrivals, 2)
-	require.Equal(t, 2, arrivals[0].number)
-	require.Equal(t, 1, arrivals[1].number)
-	require.LessOrEqual(t, arrivals[0].at, arrivals[1].at)
+	require.EqualValues(t, 2, arrivals[0].Entered)
+	require.EqualValues(t, 1, arrivals[1].Entered)
+	require.LessOrEqual(t, arrivals[0].At, arrivals[1].At)
 	arrivals, err = u.take()
 	require.NoError(t, err)
 	require.Empty(t, arrivals, "they are taken once")

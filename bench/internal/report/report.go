@@ -10,13 +10,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/klauspost/cpuid/v2"
 	"github.com/prometheus/procfs"
 	"golang.org/x/perf/benchmath"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
 
 	"example.com/leakybucket/bench/internal/measure"
 )
@@ -116,13 +117,7 @@ func Median(lines []Line, name, unit string) float64 {
 }
 
 // Grouped writes a whole number with commas between its thousands.
-func Grouped(n int) string {
-	text := strconv.Itoa(n)
-	for at := len(text) - 3; at > 0 && text[at-1] != '-'; at -= 3 {
-		text = text[:at] + "," + text[at:]
-	}
-	return text
-}
+func Grouped(n int) string { return message.NewPrinter(language.English).Sprint(n) }
 
 // PerSecond writes a rate.
 func PerSecond(rate float64) string { return Grouped(int(rate)) + "/s" }
