@@ -69,6 +69,8 @@ func TestAUsageLogWithOneTeamShown(t *testing.T) {
 	status, printed, _ := replayUsage(t, usageLog, "-from", "2026-11-27")
 	require.Equal(t, exitOK, status)
 	require.Contains(t, printed, "No calls\n\nNote: no call of the log is within -from and -to\n")
+	_, printed, _ = replayUsage(t, usageLog, "-json", "-from", "2026-11-27")
+	require.Contains(t, printed, `"teams": [],`, "an array is never null")
 }
 
 func TestBrokenLinesOfAUsageLogAreNamed(t *testing.T) {

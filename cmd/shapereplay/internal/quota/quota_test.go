@@ -9,6 +9,7 @@ import (
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/quota"
+	"example.com/leakybucket/cmd/shapereplay/internal/report"
 	"example.com/leakybucket/llm"
 )
 
@@ -38,7 +39,7 @@ func replayed(t *testing.T, change func(*quota.Setup), calls ...accesslog.Record
 // fates tells in one line for each team how its calls fare.
 func fates(r quota.Result) (all []string) {
 	for _, t := range r.Teams {
-		all = append(all, fmt.Sprintf("%s %d tokens, %d refused, mean %v, longest %v", t.Team, t.Tokens, t.Now.Refused, t.Now.Mean(), t.Now.Waits.Longest()))
+		all = append(all, fmt.Sprintf("%s %d tokens, %d refused, mean %v, longest %v", t.Team, t.Tokens, t.Now.Refused, t.Now.WaitMean, t.Now.WaitMax))
 	}
 	return all
 }
@@ -53,33 +54,33 @@ func TestCallsLeaveAtTheInstantsOfTheShaper(t *testing.T) {
 	// batch leaves at 0, 1.2, 3.6 and 4.8 s, gold at 2.4 s: of equal tags the one goes first that has waited
 	// longer as the head of its line.
 	require.Equal(t, []string{
-		"batch 4000 tokens, 0 refused, mean 2.4s, longest 4.8s",
-		"gold 1000 tokens, 0 refused, mean 2.3s, longest 2.3s",
+		"batch 4000 tokens, 0 refused, mean 2.4 s, longest 4.8 s",
+		"gold 1000 tokens, 0 refused, mean 2.3 s, longest 2.3 s",
 	}, fates(replayed(t, nil, four...)))
 
 	// batch leaves at 0, 2.4, 3.6 and 4.8 s, gold at 1.2 s.
 	require.Equal(t, []string{
-		"batch 4000 tokens, 0 refused, mean 2.7s, longest 4.8s",
-		"gold 1000 tokens, 0 refused, mean 1.1s, longest 1.1s",
+		"batch 4000 tokens, 0 refused, mean 2.7 s, longest 4.8 s",
+		"gold 1000 tokens, 0 refused, mean 1.1 s, longest 1.1 s",
 	}, fates(replayed(t, func(s *quota.Setup) { s.Weights = map[string]int{"gold": 4} }, four...)))
 
 	// The line is full when gold comes, so the last of batch is refused, which would leave last.
 	require.Equal(t, []string{
-		"batch 3000 tokens, 1 refused, mean 1.6s, longest 3.6s",
-		"gold 1000 tokens, 0 refused, mean 2.3s, longest 2.3s",
+		"batch 3000 tokens, 1 refused, mean 1.6 s, longest 3.6 s",
+		"gold 1000 tokens, 0 refused, mean 2.3 s, longest 2.3 s",
 	}, fates(replayed(t, func(s *quota.Setup) { s.Depth = 3 }, four...)))
 
 	// When they come nothing is settled, so the fourth of batch is to wait for 7.2 s, which is too long.
 	require.Equal(t, []string{
-		"batch 3000 tokens, 1 refused, mean 1.6s, longest 3.6s",
-		"gold 1000 tokens, 0 refused, mean 2.3s, longest 2.3s",
+		"batch 3000 tokens, 1 refused, mean 1.6 s, longest 3.6 s",
+		"gold 1000 tokens, 0 refused, mean 2.3 s, longest 2.3 s",
 	}, fates(replayed(t, func(s *quota.Setup) { s.MaxWait = 5 * time.Second }, four...)))
 
 	// A burst of 7.2 s lets three leave at once. When they have ended, after 0.6 s, the level is 6.6 − 3.6 = 3 s, so
 	// the fourth leaves, and it is 5.4 s. gold leaves when it is 4.8 s again.
 	require.Equal(t, []string{
-		"batch 4000 tokens, 0 refused, mean 150ms, longest 600ms",
-		"gold 1000 tokens, 0 refused, mean 1.1s, longest 1.1s",
+		"batch 4000 tokens, 0 refused, mean 150 ms, longest 600 ms",
+		"gold 1000 tokens, 0 refused, mean 1.1 s, longest 1.1 s",
 	}, fates(replayed(t, func(s *quota.Setup) { s.Burst = 7200 * time.Millisecond }, four...)))
 }
 
@@ -99,7 +100,7 @@ func TestCallsCountAsTheirProviderCounts(t *testing.T) {
 		{"anthropic", llm.Quota{Output: 25_000}, 1200 * time.Millisecond, 1000},
 	} {
 		r := replayed(t, func(s *quota.Setup) { s.Provider, s.Quota = c.provider, c.quota }, two...)
-		require.Equal(t, c.second, r.All.Now.Waits.Longest(), c.provider)
+		require.Equal(t, report.SecondsOf(c.second), r.All.Now.WaitMax, c.provider)
 		require.Len(t, r.Limits, 1)
 		require.Equal(t, c.taken, r.Limits[0].Taken, c.provider)
 	}
@@ -118,7 +119,7 @@ func TestWhatALogCanNotTell(t *testing.T) {
 	require.Equal(t, 1, r.Unknown)
 	require.Equal(t, 2, r.NotRun)
 	require.Equal(t, 1, r.All.Then.Refused)
-	require.Equal(t, 7200*time.Millisecond, r.All.Now.Waits.Longest(), "three estimates of 2.4 s stand")
+	require.EqualValues(t, 7.2, r.All.Now.WaitMax, "three estimates of 2.4 s stand")
 	require.Equal(t, 7000, r.All.Tokens)
 }
 
@@ -129,7 +130,7 @@ func TestHowMuchOfAQuotaIsUsed(t *testing.T) {
 		calls = append(calls, call(time.Duration(i)*1200*time.Millisecond, "a"))
 	}
 	r := replayed(t, func(s *quota.Setup) { s.Quota.Requests = 100 }, calls...)
-	require.Zero(t, r.All.Now.Waits.Longest())
+	require.Zero(t, r.All.Now.WaitMax)
 	span := (99 * 1200 * time.Millisecond).Minutes()
 	require.Equal(t, []quota.Limit{
 		{Limit: "requests", Minute: 100, Taken: 100, Mean: 100 / span, Most: 50},

@@ -26,8 +26,8 @@ type Document struct {
 	MaxWait  report.Seconds `json:"max_wait_s"` // 0: no limit
 
 	Limits []Limit `json:"limits"`
-	All    Row     `json:"all"`
-	Teams  []Row   `json:"teams"` // those with the most tokens first
+	All    Team    `json:"all"`
+	Teams  []*Team `json:"teams"` // those with the most tokens first
 
 	// Shares of what the quota allows in a minute, in millionths.
 	GivenBack uint64 `json:"given_back"`
@@ -38,30 +38,12 @@ type Document struct {
 	Log   report.Log `json:"log"`
 }
 
-// A Row is a team.
-type Row struct {
-	Team   string  `json:"team"`
-	Weight int     `json:"weight"` // of all teams together: 0
-	Tokens int     `json:"tokens"` // of the calls that left, as the provider counts them
-	Now    Outcome `json:"now"`    // under the quota of the replay
-	Then   Outcome `json:"then"`   // as the log has it
-}
-
-// An Outcome tells how calls fare. The waits count the calls that left, also those that left at once.
-type Outcome struct {
-	Calls    int            `json:"calls"`
-	Refused  int            `json:"refused"`
-	WaitMean report.Seconds `json:"wait_mean_s"`
-	WaitP99  report.Seconds `json:"wait_p99_s"`
-	WaitMax  report.Seconds `json:"wait_max_s"`
-}
-
 // NewDocument returns a document of a result, with how the log could be read.
 func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 	d := &Document{
 		Calls: r.All.Now.Calls, Interrupted: interrupted,
 		Provider: r.Setup.Provider, Burst: report.SecondsOf(r.Setup.Burst), Depth: r.Setup.Depth, MaxWait: report.SecondsOf(r.Setup.MaxWait),
-		Limits: r.Limits, All: rowOf(&r.All), Teams: []Row{}, Notes: []string{},
+		Limits: r.Limits, All: r.All, Teams: r.Teams, Notes: []string{},
 		GivenBack: r.Settled.GivenBack, Charged: r.Settled.Charged, Forfeited: r.Settled.Forfeited,
 	}
 	if !r.First.IsZero() {
@@ -69,7 +51,6 @@ func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 	}
 	known := map[string]bool{}
 	for _, t := range r.Teams {
-		d.Teams = append(d.Teams, rowOf(t))
 		known[t.Team] = true
 	}
 	for _, team := range slices.Sorted(maps.Keys(r.Setup.Weights)) {
@@ -106,17 +87,6 @@ func calls(n int, one, many string) string {
 		return "1 call " + one
 	}
 	return report.Number(n) + " calls " + many
-}
-
-func rowOf(t *Team) Row {
-	return Row{t.Team, t.Weight, t.Tokens, outcomeOf(&t.Now), outcomeOf(&t.Then)}
-}
-
-func outcomeOf(f *Fates) Outcome {
-	return Outcome{
-		Calls: f.Calls, Refused: f.Refused,
-		WaitMean: report.SecondsOf(f.Mean()), WaitP99: report.SecondsOf(f.Waits.Quantile(0.99)), WaitMax: report.SecondsOf(f.Waits.Longest()),
-	}
 }
 
 // Print writes a document as text, with at most so many teams.
@@ -163,7 +133,7 @@ func percent(n float64, of int) string { return fmt.Sprintf("%.0f%%", 100*n/floa
 
 func (d *Document) teamsTable(most int) string {
 	var rows [][]string
-	add := func(name, weight string, r Row) {
+	add := func(name, weight string, r *Team) {
 		rows = append(rows, []string{
 			name, weight, report.Number(r.Now.Calls), report.Number(r.Tokens),
 			report.Refused(r.Now.Refused, r.Now.Calls), r.Now.WaitMean.String(), r.Now.WaitP99.String(), r.Now.WaitMax.String(),
@@ -177,7 +147,7 @@ func (d *Document) teamsTable(most int) string {
 		}
 		add(name, report.Number(r.Weight), r)
 	}
-	add("(all)", "", d.All)
+	add("(all)", "", &d.All)
 	titles := []string{
 		"TEAM", " WEIGHT", " CALLS", " TOKENS", " REFUSED", " MEAN WAIT", " P99", " LONGEST", " REFUSED THEN", " MEAN THEN", " P99 THEN", " LONGEST THEN",
 	}

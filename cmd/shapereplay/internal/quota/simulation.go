@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+	"example.com/leakybucket/cmd/shapereplay/internal/report"
 	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/llm"
@@ -117,7 +118,7 @@ func (s *Simulation) Arrive(r *accesslog.Record) {
 	case min(settled.Input, settled.Output, settled.CacheRead, settled.CacheWrite) >= 0: // Else the estimate stands; see llm.Provider.
 		charged, actual = settled, s.setup.Quota.Cost(settled)
 	}
-	for _, to := range []*Fates{&t.Then, &s.result.All.Then} {
+	for _, to := range []*Outcome{&t.Then, &s.result.All.Then} {
 		to.add(r.Status == tooManyRequests && r.Call.Took == 0, r.Call.Waited)
 	}
 	s.bucket.Arrive(r.At.Sub(s.result.First), &replay.Call{
@@ -190,9 +191,14 @@ func (s *Simulation) Result() Result {
 		}
 		r.Limits = append(r.Limits, l)
 	}
-	r.Teams = slices.SortedFunc(maps.Values(s.teams), func(a, b *Team) int {
+	r.Teams = slices.AppendSeq([]*Team{}, maps.Values(s.teams))
+	slices.SortFunc(r.Teams, func(a, b *Team) int {
 		return cmp.Or(cmp.Compare(b.Tokens, a.Tokens), cmp.Compare(a.Team, b.Team))
 	})
+	for _, t := range append(r.Teams, &r.All) {
+		t.Now.sumUp()
+		t.Then.sumUp()
+	}
 	return *r
 }
 
@@ -211,34 +217,41 @@ type Result struct {
 	taken llm.Quota
 }
 
-// A Team has what has become of the calls of a team, and of these calls then.
+// A Team has what has become of the calls of a team.
 type Team struct {
-	Team      string
-	Weight    int
-	Tokens    int // of the calls that left, as the provider counts them
-	Now, Then Fates
+	Team   string  `json:"team"`
+	Weight int     `json:"weight"` // of all teams together: 0
+	Tokens int     `json:"tokens"` // of the calls that left, as the provider counts them
+	Now    Outcome `json:"now"`    // under the quota of the replay
+	Then   Outcome `json:"then"`   // as the log has it
 }
 
-// Fates count calls. The waits are those of calls that left, also of those that left at once.
-type Fates struct {
-	Calls, Refused int
-	Waited         time.Duration // all together
-	Waits          simulate.Waits
+// An Outcome tells how calls fare. The waits count the calls that left, also those that left at once.
+type Outcome struct {
+	Calls    int            `json:"calls"`
+	Refused  int            `json:"refused"`
+	WaitMean report.Seconds `json:"wait_mean_s"`
+	WaitP99  report.Seconds `json:"wait_p99_s"`
+	WaitMax  report.Seconds `json:"wait_max_s"`
+
+	waited time.Duration // all together
+	waits  simulate.Waits
 }
 
-func (f *Fates) add(refused bool, waited time.Duration) {
-	f.Calls++
+func (o *Outcome) add(refused bool, waited time.Duration) {
+	o.Calls++
 	if refused {
-		f.Refused++
+		o.Refused++
 		return
 	}
-	f.Waited += waited
-	f.Waits.Add(waited)
+	o.waited += waited
+	o.waits.Add(waited)
 }
 
-// Mean returns the mean wait.
-func (f *Fates) Mean() time.Duration {
-	return f.Waited / time.Duration(max(f.Calls-f.Refused, 1))
+// sumUp tells the waits of the calls that have been added.
+func (o *Outcome) sumUp() {
+	o.WaitMean = report.SecondsOf(o.waited / time.Duration(max(o.Calls-o.Refused, 1)))
+	o.WaitP99, o.WaitMax = report.SecondsOf(o.waits.Quantile(0.99)), report.SecondsOf(o.waits.Longest())
 }
 
 // A Limit is how much of a limit of the quota was used.
