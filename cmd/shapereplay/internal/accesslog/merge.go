@@ -20,6 +20,7 @@ type merger struct {
 	lagging *source   // the one that is read; nil if that has to be found
 	until   int64     // it is lagging up to this stamp
 
+	window  time.Duration // how far back times may go from one line to a later one of the same file
 	held    sorter
 	most    int   // bytes of entries that held holds
 	fresh   entry // the one that was read last
@@ -34,7 +35,11 @@ const maxHeld = 256 << 20
 const tieBits = 40
 
 func newMerger(o *Options, stats *Stats) *merger {
-	return &merger{o: o, stats: stats, most: maxHeld, low: math.MinInt64, seconds: spread{}}
+	m := &merger{o: o, stats: stats, window: time.Minute, most: maxHeld, low: math.MinInt64, seconds: spread{}}
+	if o.Format == Usage {
+		m.window = time.Hour
+	}
+	return m
 }
 
 // add reads the first entries of the sources, and ranks the sources by them: entries of one instant
@@ -71,7 +76,7 @@ func (m *merger) next(e *entry) (ticket, error) {
 			return m.release(e), nil
 		}
 		s := m.findLagging()
-		if ok && (s.newest-first >= int64(m.o.Window) || m.held.size > m.most) {
+		if ok && (s.newest-first >= int64(m.window) || m.held.size > m.most) {
 			return m.release(e), nil
 		}
 		switch err := m.read(s); {
@@ -111,10 +116,10 @@ func (m *merger) findLagging() *source {
 // read reads the next entry of a source.
 func (m *merger) read(s *source) error {
 	err := s.next(&m.fresh, m.stats, func(e *entry) Reason {
-		if stamp := e.stamp.ns; stamp < m.low || s.newest != math.MinInt64 && s.newest-stamp >= int64(m.o.Window) {
+		if stamp := e.stamp.ns; stamp < m.low || s.newest != math.MinInt64 && s.newest-stamp >= int64(m.window) {
 			return OutOfOrder
 		}
-		if e.isEnd && e.Duration >= m.o.Window {
+		if e.isEnd && e.Duration >= m.window {
 			return TookLong
 		}
 		return ""

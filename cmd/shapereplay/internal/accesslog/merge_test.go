@@ -31,9 +31,6 @@ func TestLinesFurtherBackAreBroken(t *testing.T) {
 	require.Equal(t, []string{"0s /a", "1m0s /b", "1m1s /c"}, arrivals(records))
 	require.Equal(t, map[accesslog.Reason]int{accesslog.OutOfOrder: 1}, stats.Broken)
 	require.Equal(t, 3, stats.Examples[0].Line)
-
-	records, _ = readText(t, accesslog.Options{Window: time.Minute + 1}, common(0, "/a")+common(60, "/b")+common(0, "/late"))
-	require.Equal(t, []string{"0s /a", "0s /late", "1m0s /b"}, arrivals(records))
 }
 
 func TestRotatedFilesAreMergedInAnyOrder(t *testing.T) {

@@ -65,11 +65,12 @@
 //
 // # Order, and memory
 //
-// Lines whose times go back by less than [Options.Window] are sorted. For the sorting, the
-// requests of one window are held back, but never more than 256 MiB of them. If they were
-// more, the earliest are returned although the window has not passed, so that only a
-// smaller step back can be sorted. Where durations are subtracted from the times, a second
-// buffer of the same size sorts the arrivals. What is further back is counted as broken.
+// Lines whose times go back by less than a minute are sorted, or by less than an hour in the
+// format Usage, whose calls may take long. For the sorting, the requests of such a window are
+// held back, but never more than 256 MiB of them. If they were more, the earliest are returned
+// although the window has not passed, so that only a smaller step back can be sorted. Where
+// durations are subtracted from the times, a second buffer of the same size sorts the arrivals.
+// What is further back is counted as broken.
 //
 // # Broken lines
 //
@@ -206,7 +207,7 @@ func (r *Reader) next(e *entry) error {
 		if e.isEnd {
 			at -= int64(e.Duration)
 		}
-		r.passed = t.at - int64(r.o.Window) // A longer request is broken.
+		r.passed = t.at - int64(r.stamped.window) // A longer request is broken.
 		r.arrived.push(at, r.arrivals, e)
 		r.arrivals++
 	}
@@ -262,10 +263,6 @@ type Options struct {
 	// Spread spreads the requests of one second evenly over it, where times are told in
 	// whole seconds.
 	Spread bool
-
-	// Window is how far back times may go from one line to a later one of the same file.
-	// 0 means a minute, and with the format Usage, whose calls may take long, an hour.
-	Window time.Duration
 
 	Stdin io.Reader // the meaning of the file name "-"; nil is os.Stdin
 }
@@ -340,24 +337,8 @@ func (o Options) checked() (Options, error) {
 	if !slices.Contains([]Stamp{"", Arrival, End}, o.Stamp) {
 		return o, &OptionError{"Stamp", fmt.Sprintf("%q, must be arrival or end", o.Stamp)}
 	}
-	if o.Window == 0 {
-		if o.Window = time.Minute; o.Format == Usage {
-			o.Window = time.Hour
-		}
-	}
-	if o.Window < 0 {
-		return o, &OptionError{"Window", fmt.Sprintf("%v, must not be negative", o.Window)}
-	}
 	if o.Fields.DurationUnit == 0 {
 		o.Fields.DurationUnit = time.Second
-	}
-	if o.Fields.DurationUnit < 0 || o.Fields.DurationUnit > time.Second {
-		return o, &OptionError{"Fields.DurationUnit", fmt.Sprintf("%v, must be from 1ns to 1s", o.Fields.DurationUnit)}
-	}
-	for _, name := range o.Header {
-		if name == "" {
-			return o, &OptionError{"Header", fmt.Sprintf("%q, must be the name of a header field", name)}
-		}
 	}
 	return o, nil
 }
