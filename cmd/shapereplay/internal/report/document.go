@@ -128,10 +128,10 @@ func countOf(c simulate.Count) Count {
 	return Count{c.Requests, c.AtOnce, c.Waited, c.Refused(), c.QueueFull, c.TooLate, SecondsOf(c.TotalWait), SecondsOf(c.Longest)}
 }
 
-func keysOf(all []simulate.Key) []Key {
+func keysOf(all []*simulate.Key) []Key {
 	shown := []Key{}
 	for _, k := range all {
-		shown = append(shown, Key{k.Key, k.Rule, countOf(k.Count)})
+		shown = append(shown, Key{k.Key, k.Rule.Key, countOf(k.Count)})
 	}
 	return shown
 }

@@ -52,18 +52,19 @@ type Simulation struct {
 	clock       *clock // nil: no series are kept
 
 	byRule map[string]*Rule // the rules that were met, by their keys
-	keys   map[string]*keyState
-	noRule Count // only Requests
+	keys   map[string]*Key
+	noRule int
 
 	refused map[string]int // requests by the address of the client
 }
 
-// A keyState is a key, its bucket and the fate of its requests.
-type keyState struct {
-	name   string
-	rule   *Rule // nil: none matches
+// A Key is a key, and the fate of its requests.
+type Key struct {
+	Key  string
+	Rule *Rule // nil: none matches
+	Count
+
 	bucket replay.Bucket
-	count  Count
 }
 
 // A Rule is a rule, and the fate of its keys' requests.
@@ -82,7 +83,7 @@ type Rule struct {
 
 // New returns a Simulation to which no request has come yet.
 func New(rules *config.Rules, o Options) *Simulation {
-	s := &Simulation{rules: rules, options: o, byRule: map[string]*Rule{}, keys: map[string]*keyState{}, refused: map[string]int{}}
+	s := &Simulation{rules: rules, options: o, byRule: map[string]*Rule{}, keys: map[string]*Key{}, refused: map[string]int{}}
 	if o.Series {
 		s.clock = newClock()
 	}
@@ -101,15 +102,15 @@ func (s *Simulation) Arrive(at time.Time, key, address string) {
 	}
 	k := s.keys[key]
 	if k == nil {
-		k = &keyState{name: key, rule: s.ruleOf(key)}
+		k = &Key{Key: key, Rule: s.ruleOf(key)}
 		s.keys[key] = k
-		if k.rule != nil {
-			k.rule.Keys++
+		if k.Rule != nil {
+			k.Rule.Keys++
 		}
 	}
-	if k.rule == nil {
-		k.count.Requests++
-		s.noRule.Requests++
+	if k.Rule == nil {
+		k.Requests++
+		s.noRule++
 		return
 	}
 	if fate := k.arrive(s.now); fate.Result != replay.Departed && address != "" {
@@ -118,10 +119,10 @@ func (s *Simulation) Arrive(at time.Time, key, address string) {
 }
 
 // arrive is the arrival of a request with the key, and returns its fate.
-func (k *keyState) arrive(now time.Duration) replay.Fate {
-	r := k.rule
+func (k *Key) arrive(now time.Duration) replay.Fate {
+	r := k.Rule
 	fate := k.bucket.Arrive(r.plan, now, 1)
-	k.count.add(fate)
+	k.add(fate)
 	r.add(fate)
 	if fate.Result == replay.Departed {
 		r.Waits.Add(fate.Waited)
@@ -170,20 +171,13 @@ type Result struct {
 	NoRule      int       // requests whose key no rule matches; a Group fails their calls
 	Keys        int
 	Rules       []*Rule // in the order of their keys, also those that no request has met
-	keys        map[string]*keyState
+	keys        map[string]*Key
 	refused     map[string]int // requests by address
-}
-
-// A Key is a key, and the fate of its requests.
-type Key struct {
-	Key  string
-	Rule string // its key
-	Count
 }
 
 // Result returns the fate of all requests so far.
 func (s *Simulation) Result() Result {
-	result := Result{First: s.first, Last: s.last, NoRule: s.noRule.Requests, Keys: len(s.keys), keys: s.keys, refused: s.refused}
+	result := Result{First: s.first, Last: s.last, NoRule: s.noRule, Keys: len(s.keys), keys: s.keys, refused: s.refused}
 	for rule := range s.rules.All() {
 		r := s.byRule[rule.Key]
 		if r == nil {
@@ -196,34 +190,30 @@ func (s *Simulation) Result() Result {
 }
 
 // RefusedMost returns the keys that were refused most, at most n.
-func (r *Result) RefusedMost(n int) []Key {
-	return r.first(n, func(k *keyState) bool { return k.count.Refused() > 0 }, func(a, b *keyState) int {
-		return cmp.Or(cmp.Compare(b.count.Refused(), a.count.Refused()), cmp.Compare(b.count.Requests, a.count.Requests), cmp.Compare(a.name, b.name))
+func (r *Result) RefusedMost(n int) []*Key {
+	return r.first(n, func(k *Key) bool { return k.Refused() > 0 }, func(a, b *Key) int {
+		return cmp.Or(cmp.Compare(b.Refused(), a.Refused()), cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Key, b.Key))
 	})
 }
 
 // WaitedLongest returns the keys with the longest waits, at most n.
-func (r *Result) WaitedLongest(n int) []Key {
-	return r.first(n, func(k *keyState) bool { return k.count.Waited > 0 }, func(a, b *keyState) int {
-		return cmp.Or(cmp.Compare(b.count.Longest, a.count.Longest), cmp.Compare(b.count.TotalWait, a.count.TotalWait), cmp.Compare(a.name, b.name))
+func (r *Result) WaitedLongest(n int) []*Key {
+	return r.first(n, func(k *Key) bool { return k.Waited > 0 }, func(a, b *Key) int {
+		return cmp.Or(cmp.Compare(b.Longest, a.Longest), cmp.Compare(b.TotalWait, a.TotalWait), cmp.Compare(a.Key, b.Key))
 	})
 }
 
 // first returns the first n, in the order of compare, of those keys that are wanted. There
 // may be many more that are not.
-func (r *Result) first(n int, wanted func(*keyState) bool, compare func(a, b *keyState) int) []Key {
-	var some []*keyState
+func (r *Result) first(n int, wanted func(*Key) bool, compare func(a, b *Key) int) []*Key {
+	var some []*Key
 	for _, k := range r.keys {
 		if wanted(k) {
 			some = append(some, k)
 		}
 	}
 	slices.SortFunc(some, compare)
-	var all []Key
-	for _, k := range some[:min(n, len(some))] {
-		all = append(all, Key{k.name, k.rule.Key, k.count})
-	}
-	return all
+	return some[:min(n, len(some))]
 }
 
 // AddressesRefusedMost returns the addresses whose requests were refused most, at most n.

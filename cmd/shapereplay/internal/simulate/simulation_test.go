@@ -88,7 +88,7 @@ func TestTheWorstKeysComeFirst(t *testing.T) {
 	come(s, 0, "api/d", 1)
 	come(s, 0, "late", 2)
 	r := s.Result()
-	names := func(keys []simulate.Key) (all []string) {
+	names := func(keys []*simulate.Key) (all []string) {
 		for _, k := range keys {
 			all = append(all, k.Key)
 		}
@@ -98,7 +98,7 @@ func TestTheWorstKeysComeFirst(t *testing.T) {
 	require.Equal(t, []string{"api/b", "api/a"}, names(r.RefusedMost(2)))
 	require.Equal(t, []string{"api/a", "api/b", "api/c", "late"}, names(r.WaitedLongest(9)))
 	require.Empty(t, r.RefusedMost(0))
-	require.Equal(t, "api", r.RefusedMost(1)[0].Rule)
+	require.Equal(t, "api", r.RefusedMost(1)[0].Rule.Key)
 }
 
 // A firewall knows addresses, and an address may have several keys.
