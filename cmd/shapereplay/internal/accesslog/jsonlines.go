@@ -61,7 +61,7 @@ func (j *jsonLines) parse(line []byte, e *entry) Reason {
 		e.Header = make([]string, len(j.header))
 		for i, places := range j.header {
 			if value := j.fields.find(places); value != nil {
-				e.Header[i] = e.headerValue(j.fields.text(onlyElement(value)), j.texts)
+				e.Header[i] = e.headerValue(j.fields.text(j.fields.onlyElement(value)), j.texts)
 			}
 		}
 	}
@@ -99,20 +99,6 @@ func (j *jsonLines) setStamp(e *entry) (ok bool) {
 	return false
 }
 
-// onlyElement returns the element of a list that has one. What comes in several lines counts as
-// not told, as in package shaper.
-func onlyElement(value []byte) []byte {
-	if value[0] != '[' {
-		return value
-	}
-	from := skipBlanks(value, 1)
-	to := new(fields).value(value, from, nil, 1)
-	if to < 0 || value[skipBlanks(value, to)] != ']' {
-		return nil
-	}
-	return value[from:to]
-}
-
 // Fields are the values of a JSON object that are wanted. Most of a line is not, and it is
 // only passed over: to make all values of a line takes twice as long.
 type fields struct {
@@ -132,7 +118,7 @@ type name struct {
 	inside map[string]*name // that are wanted, if its value is an object
 }
 
-// A seen is a name that was read.
+// A seen is a name as it was read in the line before.
 type seen struct {
 	quoted []byte
 	within *name
@@ -166,6 +152,20 @@ func (f *fields) find(places []int) []byte {
 	return nil
 }
 
+// onlyElement returns the element of a list that has one. What comes in several lines counts as
+// not told, as in package shaper.
+func (f *fields) onlyElement(value []byte) []byte {
+	if value[0] != '[' {
+		return value
+	}
+	from := skipBlanks(value, 1)
+	to := f.value(value, from, nil, 1)
+	if to < 0 || value[skipBlanks(value, to)] != ']' {
+		return nil
+	}
+	return value[from:to]
+}
+
 // read reads a line, and reports whether it is an object.
 func (f *fields) read(line []byte) bool {
 	clear(f.values)
@@ -179,7 +179,7 @@ func (f *fields) read(line []byte) bool {
 }
 
 // value reads the value that begins somewhere in a text, and returns where it ends; -1 if it is
-// no value. It is the value of a name that is wanted, or nil.
+// no value. Its name is within, nil if the name is not wanted: then nothing of the value is kept.
 func (f *fields) value(text []byte, from int, within *name, depth int) (to int) {
 	const deepest = 300 // A line may be 1 MiB of brackets.
 	if from == len(text) || depth == deepest {
