@@ -25,7 +25,7 @@ func TestEachLibraryWithinItsQuota(t *testing.T) {
 				t.Run(fmt.Sprint(m.name, " stream=", stream, " retries=", retries), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						s, server, ask := paced(t, m, m.quota, retries)
-						const calls = 100
+						const calls = 40
 						var all sync.WaitGroup
 						for i := range calls {
 							all.Go(func() {

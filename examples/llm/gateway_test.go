@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http/httptest"
 	"net/http/httptrace"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -29,14 +26,13 @@ func TestEachLibraryThroughAGateway(t *testing.T) {
 			}})
 			upstream := httptest.NewServer(server)
 			defer upstream.Close()
-			start := func(limits string) (ask, string) {
-				log := filepath.Join(t.TempDir(), "usage.log")
-				args := "--upstream " + upstream.URL + " --provider " + strings.ToLower(string(m.dialect)) + " --usage " + log + " " + limits
-				return m.client(reach{servers.StartLLM(t, program, strings.Fields(args)...).URL, nil, 2}), log
+			start := func(limits string) (ask, *servers.Gateway) {
+				g := servers.StartLLM(t, program, upstream.URL, strings.ToLower(string(m.dialect)), limits)
+				return m.client(reach{g.URL, nil, 2}), g
 			}
 
 			// Ten a second, and ten at once.
-			ask, log := start("--requests 600 --burst 1s")
+			ask, g := start("--requests 600 --burst 1s")
 			const calls, abandoned = 20, 4
 			var all sync.WaitGroup
 			for i := range calls {
@@ -58,7 +54,7 @@ func TestEachLibraryThroughAGateway(t *testing.T) {
 				})
 			}
 			all.Wait()
-			records := usage(t, log, calls+abandoned)
+			records := g.Usage(t, calls+abandoned)
 			require.Zero(t, server.Stats().Refused, "by the provider")
 			require.Eventually(t, func() bool {
 				s := server.Stats()
@@ -79,7 +75,7 @@ func TestEachLibraryThroughAGateway(t *testing.T) {
 			require.Greater(t, waited, 8)
 
 			// One leaves, one waits, and one is refused and comes again by itself, in time.
-			ask, log = start("--requests 120 --burst 500ms --depth 1")
+			ask, g = start("--requests 120 --burst 500ms --depth 1")
 			for range 3 {
 				all.Go(func() {
 					if _, err := ask(t.Context(), "question", false); err != nil {
@@ -91,36 +87,12 @@ func TestEachLibraryThroughAGateway(t *testing.T) {
 			require.Zero(t, server.Stats().Refused)
 			require.Eventually(t, func() bool { return server.Stats().Answered == calls+3 }, 10*time.Second, 10*time.Millisecond)
 			refused := 0
-			for _, r := range usage(t, log, 4) {
+			for _, r := range g.Usage(t, 4) {
 				if r.Status == 429 {
 					refused++
 				}
 			}
 			require.Positive(t, refused)
 		})
-	}
-}
-
-// A record is a line of the usage log.
-type record struct {
-	Waited float64
-	Status int
-	Actual *struct{ Input, Output int }
-}
-
-// usage returns the lines of a usage log when there are so many, which is soon after the calls have ended.
-func usage(t *testing.T, log string, atLeast int) (all []record) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		text, err := os.ReadFile(log)
-		if err == nil && strings.Count(string(text), "\n") >= atLeast {
-			for line := range strings.Lines(string(text)) {
-				var r record
-				require.NoError(t, json.Unmarshal([]byte(line), &r), line)
-				all = append(all, r)
-			}
-			return all
-		}
-		require.True(t, time.Now().Before(deadline), "%v, %s", err, text)
 	}
 }

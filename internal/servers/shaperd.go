@@ -1,6 +1,7 @@
 package servers
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -42,16 +43,19 @@ func exists(file string) bool {
 // A Gateway is a shaperd llm.
 type Gateway struct {
 	URL     string
+	usage   string // the file of its usage log
 	process *process
 }
 
-// StartLLM starts shaperd llm with arguments, on a free port and without a page, and returns when it takes connections. It is killed when
-// the test ends.
-func StartLLM(t testing.TB, program string, args ...string) *Gateway {
+// StartLLM starts shaperd llm with more options, on a free port and without a page, and returns when it takes connections. It is killed
+// when the test ends.
+func StartLLM(t testing.TB, program, upstream, provider, options string) *Gateway {
 	t.Helper()
 	home := t.TempDir()
 	addr := fmt.Sprintf("127.0.0.1:%d", FreePort(t))
-	command := exec.Command(program, append([]string{"llm", "--listen", addr, "--page", "off"}, args...)...)
+	usage := filepath.Join(home, "usage.log")
+	args := []string{"llm", "--listen", addr, "--page", "off", "--upstream", upstream, "--provider", provider, "--usage", usage}
+	command := exec.Command(program, append(args, strings.Fields(options)...)...)
 	command.Env = append(os.Environ(), "HOME="+home, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=")
 	p := start(t, filepath.Join(home, "log"), command)
 	for deadline := time.Now().Add(patience); canConnect(addr) != nil; time.Sleep(20 * time.Millisecond) {
@@ -59,7 +63,36 @@ func StartLLM(t testing.TB, program string, args ...string) *Gateway {
 			t.Fatalf("shaperd llm does not answer at %s:\n%s", addr, p.output())
 		}
 	}
-	return &Gateway{"http://" + addr, p}
+	return &Gateway{"http://" + addr, usage, p}
+}
+
+// A Used is a line of the usage log of a Gateway, as far as tests look at it.
+type Used struct {
+	Team   string
+	Status int
+	Waited float64
+	Actual *struct{ Output int }
+}
+
+// Usage returns the lines of the usage log as soon as there are so many, which is soon after the calls have ended.
+func (g *Gateway) Usage(t testing.TB, atLeast int) (all []Used) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		text, err := os.ReadFile(g.usage)
+		if err == nil && strings.Count(string(text), "\n") >= atLeast {
+			for line := range strings.Lines(string(text)) {
+				var used Used
+				if err := json.Unmarshal([]byte(line), &used); err != nil {
+					t.Fatalf("%v: %s", err, line)
+				}
+				all = append(all, used)
+			}
+			return all
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("fewer than %d calls in the usage log: %v, %s", atLeast, err, text)
+		}
+	}
 }
 
 // Log returns what the gateway has logged.

@@ -42,10 +42,8 @@ func TestNodeClientsThroughAGateway(t *testing.T) {
 			}})
 			upstream := httptest.NewServer(server)
 			defer upstream.Close()
-			call := func(limits string, calls int) (r results, lines []line) {
-				log := filepath.Join(t.TempDir(), "usage.log")
-				args := fmt.Sprintf("--upstream %s --provider %s --fair header:X-Team --usage %s %s", upstream.URL, c.provider, log, limits)
-				gateway := servers.StartLLM(t, program, strings.Fields(args)...)
+			call := func(limits string, calls int) (r results, lines []servers.Used) {
+				gateway := servers.StartLLM(t, program, upstream.URL, c.provider, "--fair header:X-Team "+limits)
 				cmd := exec.Command(node, "clients.mjs", c.client, gateway.URL, fmt.Sprint(calls))
 				cmd.Dir = folder
 				cmd.Stderr = os.Stderr
@@ -54,7 +52,7 @@ func TestNodeClientsThroughAGateway(t *testing.T) {
 				require.NoError(t, json.Unmarshal(out, &r), string(out))
 				require.Empty(t, r.Errors)
 				require.Zero(t, server.Stats().Refused, "by the provider")
-				return r, readUsage(t, log, calls)
+				return r, gateway.Usage(t, calls)
 			}
 
 			// Ten a second, and ten at once; 3 of 24 are given up.
@@ -82,7 +80,7 @@ func TestNodeClientsThroughAGateway(t *testing.T) {
 			// One leaves, one waits, and the third is refused, and comes again when it was told to.
 			r, lines = call("--requests 120 --burst 500ms --depth 1", 3)
 			require.Len(t, r.Answers, 3-r.Abandoned)
-			refused := slices.IndexFunc(lines, func(l line) bool { return l.Status == 429 })
+			refused := slices.IndexFunc(lines, func(l servers.Used) bool { return l.Status == 429 })
 			require.GreaterOrEqual(t, refused, 0)
 			require.Empty(t, lines[refused].Actual)
 		})

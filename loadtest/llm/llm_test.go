@@ -5,7 +5,6 @@ package llm_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -57,10 +55,8 @@ func TestAThousandCallsInLine(t *testing.T) {
 	server := llmtest.New(llmtest.Config{Dialect: llmtest.OpenAI})
 	upstream := httptest.NewServer(server)
 	defer upstream.Close()
-	log := filepath.Join(t.TempDir(), "usage.log")
 	// One leaves at once, and the next after 6 s: the others wait while the memory is measured.
-	args := fmt.Sprintf("--upstream %s --provider openai --requests 10 --burst 0s --depth 1000 --wait 3h --usage %s", upstream.URL, log)
-	gateway := servers.StartLLM(t, servers.BuildShaperd(t), strings.Fields(args)...)
+	gateway := servers.StartLLM(t, servers.BuildShaperd(t), upstream.URL, "openai", "--requests 10 --burst 0s --depth 1000 --wait 3h")
 	before := gateway.Memory(t)
 
 	body := []byte(`{"model":"m","max_completion_tokens":1,"messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`)
@@ -100,7 +96,7 @@ func TestAThousandCallsInLine(t *testing.T) {
 	cancel()
 	all.Wait()
 	gone := 0
-	for _, l := range readUsage(t, log, calls) {
+	for _, l := range gateway.Usage(t, calls) {
 		if l.Status == 499 {
 			gone++
 		}
@@ -130,9 +126,7 @@ func TestAProviderIsKilled(t *testing.T) {
 	needLoad(t)
 	addr := fmt.Sprintf("127.0.0.1:%d", servers.FreePort(t))
 	provider := startProvider(t, addr)
-	log := filepath.Join(t.TempDir(), "usage.log")
-	args := fmt.Sprintf("--upstream http://%s --provider openai --requests 6000 --usage %s", addr, log)
-	gateway := servers.StartLLM(t, servers.BuildShaperd(t), strings.Fields(args)...)
+	gateway := servers.StartLLM(t, servers.BuildShaperd(t), "http://"+addr, "openai", "--requests 6000")
 
 	client := &http.Client{Timeout: 30 * time.Second} // as long as would be hanging
 	call := func(read func(io.Reader) error) (status int, err error) {
@@ -177,7 +171,7 @@ func TestAProviderIsKilled(t *testing.T) {
 	status, err := call(whole)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusBadGateway, status)
-	for _, l := range readUsage(t, log, calls+1) {
+	for _, l := range gateway.Usage(t, calls+1) {
 		require.Nil(t, l.Actual, "the estimates stand")
 	}
 	said := strings.Count(gateway.Log(t), "an answer has broken off, or its caller has gone, and the estimate stands")
@@ -209,29 +203,4 @@ func startProvider(t *testing.T, addr string) *exec.Cmd {
 		return err == nil && conn.Close() == nil
 	}, 30*time.Second, 20*time.Millisecond)
 	return cmd
-}
-
-// A line is a line of the usage log.
-type line struct {
-	Team   string
-	Status int
-	Waited float64
-	Actual *struct{ Output int }
-}
-
-// readUsage returns the lines of a usage log as soon as there are so many.
-func readUsage(t *testing.T, log string, atLeast int) (lines []line) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		text, err := os.ReadFile(log)
-		if err == nil && strings.Count(string(text), "\n") >= atLeast {
-			for one := range strings.Lines(string(text)) {
-				var l line
-				require.NoError(t, json.Unmarshal([]byte(one), &l), one)
-				lines = append(lines, l)
-			}
-			return lines
-		}
-		require.True(t, time.Now().Before(deadline), "%v: %s", err, text)
-	}
 }

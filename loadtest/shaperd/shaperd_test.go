@@ -49,7 +49,7 @@ func TestTheLimitHoldsWhileServersDie(t *testing.T) {
 	redis, seen := servers.StartRedis(t), &upstream{}
 	backend := httptest.NewServer(seen)
 	defer backend.Close()
-	program := build(t)
+	program := servers.BuildShaperd(t)
 	first, second := start(t, program, redis, backend), start(t, program, redis, backend)
 
 	// k6 orders, and the goroutine of the test carries out: what starts and kills servers
@@ -127,18 +127,4 @@ func environment(t *testing.T, control string, fronts ...string) []string {
 	return append(os.Environ(), "K6_NO_USAGE_REPORT=true", "K6_AUTO_EXTENSION_RESOLUTION=false",
 		"CONTROL="+control, "FRONTS="+strings.Join(fronts, ","),
 		fmt.Sprintf("RATE=%g", float64(l.Rate)), fmt.Sprintf("BURST=%d", l.Burst), fmt.Sprintf("DEPTH=%d", l.Depth))
-}
-
-// build returns the path of a shaperd.
-func build(t *testing.T) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "shaperd")
-	cmd := exec.Command("go", "build", "-o", program, ".")
-	cmd.Dir = filepath.Join("..", "..", "cmd", "shaperd")
-	workspace, err := filepath.Abs(filepath.Join("..", "..", "all.work"))
-	require.NoError(t, err)
-	cmd.Env = append(os.Environ(), "GOWORK="+workspace)
-	text, err := cmd.CombinedOutput()
-	require.NoError(t, err, string(text))
-	return program
 }
