@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -114,14 +115,15 @@ func TestInterruptDrainsTheLine(t *testing.T) {
 	for name, sig := range map[string]os.Signal{"Ctrl-C": os.Interrupt, "SIGTERM": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, at, page := watched(t, "-limits", "5/s depth 8")
+			p, at, page := watched(t, "-limits", "1 per 2s depth 8")
 			statuses := clientsOf(9, at)
 			// All have come: each waits, or has been served.
-			awaitState(t, page, func(s panelState) bool { return s.Waiting >= 4 && s.Waiting+len(statuses) == 9 })
+			awaitState(t, page, func(s panelState) bool { return s.Waiting >= 1 && s.Waiting+len(statuses) == 9 })
 			p.signals <- sig
 			p.awaits(t, `Draining [1-8] waiting requests? \(at most [\d.]+ m?s; Ctrl-C again to stop at once\)`)
 
 			realtime.Until(t, func() bool { return get(t.Context(), client, at+healthPath).status == 0 }, "a newcomer finds no server")
+			hurry(t, page, "2")
 			require.Equal(t, map[int]int{200: 9}, tallyOf(t, 9, statuses))
 			require.Equal(t, exitOK, p.ends(t))
 			require.Regexp(t, `Drained: [1-8] served, 0 gave up\.\n$`, p.stdout.String())
@@ -266,6 +268,14 @@ func awaitState(t *testing.T, page string, wanted func(panelState) bool) {
 	}, "the state is as wanted")
 }
 
+// hurry raises the rate of a demo, whose requests could come as slowly as a busy machine sends them.
+func hurry(t *testing.T, page, perSecond string) {
+	t.Helper()
+	status, state := postTo(t, page, "rate", perSecond)
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, perSecond, fmt.Sprint(state.Rate))
+}
+
 // openStream opens the stream of a page's events, and returns it after its first event.
 func openStream(t *testing.T, page string) *bufio.Reader {
 	t.Helper()
@@ -340,17 +350,18 @@ func TestNoOtherSitePressesAButton(t *testing.T) {
 // With a page open, Ctrl-C must not wait for the stream to end: it would never.
 func TestInterruptEndsThePageToo(t *testing.T) {
 	t.Parallel()
-	p, proxy, page := watched(t, "-limits", "1/s depth 4")
+	p, proxy, page := watched(t, "-limits", "1 per 2s depth 4")
 	events := openStream(t, page)
 	statuses := clientsOf(4, proxy)
 	// All have come: each waits, or has been served. One more may leave meanwhile.
-	awaitState(t, page, func(s panelState) bool { return s.Waiting >= 2 && s.Waiting+len(statuses) == 4 })
+	awaitState(t, page, func(s panelState) bool { return s.Waiting >= 1 && s.Waiting+len(statuses) == 4 })
 	p.signals <- os.Interrupt
 	p.awaits(t, `Draining [1-3] waiting requests?`)
 	got, _ := ask(t, page+"/api/buckets")
 	require.Equal(t, http.StatusOK, got.StatusCode, "the page shows how the line drains")
 	status, _ := postTo(t, page, "burst", "1")
 	require.Equal(t, http.StatusBadRequest, status)
+	hurry(t, page, "2")
 	require.Equal(t, map[int]int{200: 4}, tallyOf(t, 4, statuses))
 	require.Equal(t, exitOK, p.ends(t))
 	rest, err := io.ReadAll(events)
