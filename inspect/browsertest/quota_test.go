@@ -66,6 +66,7 @@ func TestAQuotaIsShownWithItsTeams(t *testing.T) {
 	story := await(p, "its costs are not taken for requests", text("#story"), func(story string) bool { return strings.Contains(story, "within the quota") })
 	require.NotContains(t, story, "one every")
 	require.NotContains(t, eval[string](p, text("#tiles")), "drain rate")
+	require.Equal(t, "Calls come as they like, and leave as the quota allows.", eval[string](p, text("#pace")))
 	await(p, "the level is a share", text(`[data-tile="level"]`), func(level string) bool { return strings.Contains(level, "%") })
 	p.awaitTrue("no drain rate is beside requests", `!document.querySelector('.legend [data-series="rate"]').checkVisibility()`)
 	p.harmless()

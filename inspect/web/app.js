@@ -18,7 +18,7 @@ import { byId, fill, make, nameOf, setAttribute, setText } from "./dom.js";
 import { fromServer, go, href, onChange, view } from "./url.js";
 import { onThemeChange } from "./theme.js";
 import { clock, rate } from "./format.js";
-import { story } from "./story.js";
+import { paceWords, story } from "./story.js";
 
 const recent = new History();
 const reports = new Reports(() => stream.retry());
@@ -171,6 +171,7 @@ function showSlowly() {
 function showStory(figures) {
   const forgotten = recent.at != null && recent.latest && !recent.last;
   const text = forgotten ? `How things were at ${clock(recent.at)} is not known here: the history is of the last hour at most.` : sources.length === 0 ? "The program adds its shapers and groups to the inspector." : story(recent.last, bucket, isBucket(), isClosed(selected.source));
+  setText(byId("pace"), paceWords(recent.last, bucket, isBucket()));
   const beginning = (words) => words.slice(0, 12);
   if (figures || beginning(text) !== beginning(byId("story").textContent)) setText(byId("story"), text);
 }

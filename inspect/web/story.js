@@ -48,6 +48,13 @@ export function story(point, bucket, isBucket, closed) {
   return `The line drains: requests leave in turn${pace}; the last ${would ? "would leave" : "leaves"} in ${duration(point.waiting / point.rate)}.`;
 }
 
+/** What decides how fast requests leave, in one sentence beside their rates. */
+export function paceWords(point, bucket, isBucket) {
+  if (bucket?.quota) return "Calls come as they like, and leave as the quota allows.";
+  const drains = bucket?.weighed ? "the line drains as their costs allow" : point?.rate != null ? "the line drains at the drain rate" : isBucket ? "no drain rate holds them up" : "each line drains at its own drain rate";
+  return `Arrivals come as they like; ${drains}.`;
+}
+
 /** What a bucket does that has no drain rate: only a cap on those in flight can make requests wait. */
 function withoutRate(point, bucket) {
   if (!bucket.in_flight_max) return "No drain rate: every request leaves at once.";
