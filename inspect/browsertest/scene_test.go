@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"sync"
@@ -36,6 +37,8 @@ type scene struct {
 
 	broken   string        // path of requests whose connections are cut without an answer; "" for none
 	heldBack chan struct{} // if not nil, answers that a list is of no source wait until it is closed
+
+	answer func(text string) string // if not nil, changes what is answered of buckets; set before the page is opened
 }
 
 // A post is a request of the control part that has come to the server, and its answer.
@@ -118,6 +121,14 @@ func (s *scene) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				<-heldBack
 			}
 		}
+	}
+	if s.answer != nil && strings.HasPrefix(r.URL.Path, "/api/v1/buckets") {
+		answer := httptest.NewRecorder()
+		s.inspector.ServeHTTP(answer, r)
+		watched.Header().Set("Content-Type", answer.Header().Get("Content-Type"))
+		watched.WriteHeader(answer.Code)
+		io.WriteString(watched, s.answer(answer.Body.String()))
+		return
 	}
 	s.inspector.ServeHTTP(watched, r)
 }

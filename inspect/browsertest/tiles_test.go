@@ -8,24 +8,34 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
-	"github.com/stretchr/testify/require"
 )
 
 // telling serves the page of the scene, but tells it the events that told returns in place of the
-// real ones, so that a test chooses the figures whatever the speed of the machine.
-func (s *scene) telling(told func() string) (address string) {
+// real ones, and then what comes of later, so that a test chooses the figures whatever the speed of the machine.
+func (s *scene) telling(told func() string, later ...<-chan string) (address string) {
+	var more <-chan string
+	if len(later) > 0 {
+		more = later[0]
+	}
 	ended := make(chan struct{})
 	address = serve(s.t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/api/v1/events" {
-			s.inspector.ServeHTTP(w, r)
+			s.ServeHTTP(w, r)
 			return
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
 		fmt.Fprint(w, told())
 		w.(http.Flusher).Flush()
-		select {
-		case <-r.Context().Done():
-		case <-ended:
+		for {
+			select {
+			case text := <-more:
+				fmt.Fprint(w, text)
+				w.(http.Flusher).Flush()
+			case <-r.Context().Done():
+				return
+			case <-ended:
+				return
+			}
 		}
 	})) + "/"
 	s.t.Cleanup(func() { close(ended) }) // before the server is closed, which waits for its streams
@@ -54,51 +64,6 @@ func pointAt(at time.Time, waiting float64) map[string]any {
 // historyOf is the second event, with points of the last minute and of the last hour.
 func historyOf(points []any, long ...any) string {
 	return event("history", map[string]any{"step_s": 0.1, "points": points, "long_step_s": 10, "long": append([]any{}, long...)})
-}
-
-// overlaps is an expression for the parts of the tiles that lie over each other, or reach
-// out of their tile. Of a text the box is where its letters are.
-const overlaps = `[...document.querySelectorAll("#tiles > li")].flatMap(tile => {
-	const box = element => {
-		if (element instanceof SVGElement) return element.getBoundingClientRect();
-		const range = document.createRange();
-		range.selectNodeContents(element);
-		return range.getBoundingClientRect();
-	};
-	const parts = [".label", ".figure", "svg", ".note"].map(name => [name, box(tile.querySelector(name))]).filter(([, b]) => b.width > 0);
-	const outer = tile.getBoundingClientRect(), found = [];
-	parts.forEach(([name, a], i) => {
-		const at = tile.dataset.tile + " at " + innerWidth + " px: " + name;
-		if (a.left < outer.left || a.right > outer.right || a.top < outer.top || a.bottom > outer.bottom) found.push(at + " leaves its tile");
-		for (const [other, b] of parts.slice(i + 1)) {
-			const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left), high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-			if (wide > 0.5 && high > 0.5) found.push(at + " and " + other + " overlap by " + wide + " × " + high);
-		}
-	});
-	return found;
-})`
-
-// A curve over a figure makes "2,000/s" unreadable.
-func TestTheTilesDoNotOverlapWhateverTheirFigures(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	s.shaper("upstream", "100000/s depth 100000")
-	var told string
-	address := s.telling(func() string { return told })
-	p := newTab(t, address)
-	for _, dry := range []bool{false, true} {
-		for _, f := range []float64{0.3, 2000, 23_456, 100_000} {
-			point := pointAt(time.Now(), f)
-			point["dry_run"] = dry
-			told = greeting() + historyOf([]any{point, point})
-			p.open(address)
-			p.awaitTrue("the figures are there", `document.querySelector("[data-tile=arrivals] .number").textContent !== "–"`)
-			for _, width := range []int64{320, 390, 600, 719, 721, 768, 1024, 1198, 1200, 1280, 1366, 1920} {
-				p.do(chromedp.EmulateViewport(width, 900))
-				require.Empty(t, eval[[]string](p, overlaps), "%v/s, dry run %v", f, dry)
-			}
-		}
-	}
 }
 
 // Callers that give up have left neither a departure nor a refusal: without figures of their

@@ -63,7 +63,7 @@ class Histogram {
     const ends = []; // of the texts in each row
     this.lines.replaceChildren(...values.map(([value, text]) => {
       const at = this.position(value);
-      const left = at > 0.85;
+      const left = at > 1 - textWidth;
       const from = left ? at - textWidth : at;
       let row = ends.findIndex((end) => end <= from);
       if (row < 0) row = ends.length;
