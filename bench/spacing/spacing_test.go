@@ -17,29 +17,13 @@ import (
 
 func TestMain(m *testing.M) { run.Tests(m) }
 
-func TestGroupsHoldWhatIsComparedAndTheRounds(t *testing.T) {
-	count := func(groups [][]run.Case[input]) (measurements int) {
-		for _, group := range groups {
-			for _, c := range group {
-				measurements += c.Rounds
-			}
-		}
-		return measurements
-	}
-	// With 100 waiters one round at 10/s and three at four rates, with 1 and
-	// 10,000 one at each of the four.
-	require.Equal(t, 7*(1+4*3+2*4), count(idleGroups(run.Options{})))
-	require.Equal(t, 7*(1+4*2+2*4), count(idleGroups(run.Options{Rounds: 2})))
-	require.Equal(t, 7*4, count(idleGroups(run.Options{Quick: true})))
-	require.Equal(t, 9*(3*3+5), count(busyGroups(run.Options{})))
-	require.Equal(t, 9*(2*3+5), count(busyGroups(run.Options{Rounds: 2})))
-	require.Equal(t, 3*3, count(busyGroups(run.Options{Quick: true})))
-	require.Equal(t, 3*3*3, count(fairBusyGroups(run.Options{})))
+// [rivals.Named] and loadNamed panic if there is none.
+func TestEveryCaseCanBeMeasured(t *testing.T) {
 	names := map[string]bool{}
 	all := slices.Concat(idleGroups(run.Options{}), busyGroups(run.Options{}), fairBusyGroups(run.Options{}))
 	for _, group := range all {
 		for _, c := range group {
-			rivals.Named(c.Input.Limiter) // It panics if there is none.
+			rivals.Named(c.Input.Limiter)
 			loadNamed(c.Input.Load)
 			require.False(t, names[c.Name], "two benchmarks have the name %s", c.Name)
 			names[c.Name] = true
