@@ -85,8 +85,18 @@ func sources(t *testing.T, api string) (names []string) {
 	return names
 }
 
-func TestThePageIsBelowItsPathAndAtTheAdminEndpoint(t *testing.T) {
+func TestThePage(t *testing.T) {
 	s := serveShop(t)
+	for name, test := range map[string]func(*testing.T, shopServer){
+		"below its path and at the admin endpoint": thePageIsBelowItsPathAndAtTheAdminEndpoint,
+		"keys that are paths":                      keysThatArePathsAreFound,
+		"who may look":                             onlyNamedHostsAndTheAdminEndpointMayLook,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, s) })
+	}
+}
+
+func thePageIsBelowItsPathAndAtTheAdminEndpoint(t *testing.T, s shopServer) {
 	for place, title := range map[string]string{s.front + "/shaper": "The shop", s.admin + "/shape": "Shapers"} {
 		bare := mustGet(t, place+"?sort=key")
 		require.Contains(t, []int{http.StatusPermanentRedirect, http.StatusMovedPermanently, http.StatusTemporaryRedirect}, bare.status, place)
@@ -102,8 +112,7 @@ func TestThePageIsBelowItsPathAndAtTheAdminEndpoint(t *testing.T) {
 
 // Were the path taken as Caddy has cleaned it, a client whose key is a path could be seen
 // under another's name.
-func TestKeysThatArePathsAreFound(t *testing.T) {
-	s := serveShop(t)
+func keysThatArePathsAreFound(t *testing.T, s shopServer) {
 	for client, key := range map[string]string{"": "-/-", "..": "-/..", "a/b": "-/a%2Fb", "/..": "-/%2F..", "/api/buckets/": "-/%2Fapi%2Fbuckets%2F"} {
 		require.Equal(t, http.StatusOK, mustGet(t, s.front+"/login", "Client", client).status)
 		id := url.PathEscape(key)
@@ -117,8 +126,7 @@ func TestKeysThatArePathsAreFound(t *testing.T) {
 	}
 }
 
-func TestOnlyNamedHostsAndTheAdminEndpointMayLook(t *testing.T) {
-	s := serveShop(t)
+func onlyNamedHostsAndTheAdminEndpointMayLook(t *testing.T, s shopServer) {
 	require.Equal(t, http.StatusOK, mustGet(t, s.front+"/shaper/", "Host", "shop.example").status)
 	require.Equal(t, http.StatusMisdirectedRequest, mustGet(t, s.front+"/shaper/", "Host", "evil.example").status)
 	require.Equal(t, http.StatusForbidden, mustGet(t, s.admin+"/shape/", "Host", "evil.example").status)
