@@ -164,19 +164,11 @@ func startRedis() (address string, stop func(), err error) {
 }
 
 // ping returns an error if no server of Redis answers at the address within ten seconds.
-func ping(ctx context.Context, address string) (err error) {
-	client := redis.NewClient(&redis.Options{Addr: address, MaxRetries: -1, DialerRetries: 1})
+func ping(ctx context.Context, address string) error {
+	const pause = 20 * time.Millisecond
+	client := redis.NewClient(&redis.Options{Addr: address, MaxRetries: 400, MinRetryBackoff: pause, MaxRetryBackoff: pause, DialerRetries: 1})
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	for {
-		if err = client.Ping(ctx).Err(); err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+	return client.Ping(ctx).Err()
 }
