@@ -55,7 +55,8 @@ func publish(dir, version, out string) (lines []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := tree.initRepository(); err != nil {
+	// The go command makes the zip file of a module of a commit, and obeys the attributes of .gitattributes.
+	if err := tree.git("init", "--quiet"); err != nil {
 		return nil, err
 	}
 	for _, m := range tree.modules {
@@ -272,10 +273,6 @@ func (t *tree) git(args ...string) error {
 	}
 	return nil
 }
-
-// initRepository makes the tree a git repository: the go command makes the zip file of a
-// module of a commit, and obeys the attributes of .gitattributes.
-func (t *tree) initRepository() error { return t.git("init", "--quiet") }
 
 // serve writes the module m to OUT/proxy, in the layout of a module proxy, and notes
 // its sums.
