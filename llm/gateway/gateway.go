@@ -64,8 +64,8 @@ type Config struct {
 //
 // When the provider answers 429, all calls wait for as long as it asks, or a second if it does not say. The call
 // itself is sent once more, at the head of its team's line, if its body was at most 1 MiB. The second answer is passed on
-// whatever it is. So is an answer with 503 or 529, unless it says when to come back. The estimate of a call that is sent
-// again counts once.
+// whatever it is. So is an answer with 503 or 529, unless it says when to come back. An answer
+// after which the call is to be sent again costs nothing.
 //
 // Nothing is free. A call that is answered with 401, 403 or 404 takes a request's share, as no model has run. If another
 // answer reports no usage, breaks off or does not come, the estimate stands. The log says so, for each

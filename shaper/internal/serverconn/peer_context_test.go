@@ -156,3 +156,16 @@ func TestARequestFromNoServerKeepsItsContext(t *testing.T) {
 	defer stop()
 	require.Equal(t, r.Context(), ctx)
 }
+
+// Handlers that run after the wait may give the request another context while its own ends, as over HTTP/2 it does when the
+// client goes. The race detector is what fails here.
+func TestTheRequestIsNotReadAfterTheWait(t *testing.T) {
+	outer, cancel := context.WithCancel(t.Context())
+	c := ofServer(outer)
+	ctx, stop := call(c, true)
+	done := ctx.Done()
+	stop()
+	cancel()
+	*c.Request() = *c.Request().WithContext(context.Background())
+	<-done
+}
