@@ -93,6 +93,7 @@ func (p *program) ends(t *testing.T) int {
 // Half of the impatient clients are uploading while they wait, so the run with -vanish
 // fails without ConnContext.
 func TestOnceShowsAndJudges(t *testing.T) {
+	t.Parallel()
 	svg := filepath.Join(t.TempDir(), "burst.svg")
 	for name, c := range map[string]struct {
 		args   []string

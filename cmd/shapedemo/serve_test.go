@@ -115,7 +115,7 @@ func TestInterruptDrainsTheLine(t *testing.T) {
 	for name, sig := range map[string]os.Signal{"Ctrl-C": os.Interrupt, "SIGTERM": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, at, page := watched(t, "-limits", "1 per 2s depth 8")
+			p, at, page := watched(t, "-limits", "1/s depth 8")
 			statuses := clientsOf(9, at)
 			// All have come: each waits, or has been served.
 			awaitState(t, page, func(s panelState) bool { return s.Waiting >= 1 && s.Waiting+len(statuses) == 9 })
@@ -123,7 +123,7 @@ func TestInterruptDrainsTheLine(t *testing.T) {
 			p.awaits(t, `Draining [1-8] waiting requests? \(at most [\d.]+ m?s; Ctrl-C again to stop at once\)`)
 
 			realtime.Until(t, func() bool { return get(t.Context(), client, at+healthPath).status == 0 }, "a newcomer finds no server")
-			hurry(t, page, "2")
+			hurry(t, page, "4")
 			require.Equal(t, map[int]int{200: 9}, tallyOf(t, 9, statuses))
 			require.Equal(t, exitOK, p.ends(t))
 			require.Regexp(t, `Drained: [1-8] served, 0 gave up\.\n$`, p.stdout.String())
