@@ -79,6 +79,7 @@ func TestTheLineIsABarForEachKey(t *testing.T) {
 	p.readableByAll("turns")
 	p.phone()
 	require.Empty(t, eval[[]string](p, `[...document.querySelectorAll("#turns *")].filter(e => e.checkVisibility() && e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 100))`))
+	require.True(t, eval[bool](p, `(table => table.scrollWidth <= table.clientWidth)(document.querySelector("#turns .scroll"))`), "all columns of the table are seen")
 	require.Empty(t, p.violations())
 	p.shoot("turns on a phone")
 }
