@@ -17,7 +17,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// overlaps is an expression for the texts, drawings and fields that lie over each other, for texts that
+// overlaps is an expression for the texts, drawings, marks and fields that lie over each other, for texts that
 // leave the card or tile they are in, and for what is wider than the window. Of a text the box is where
 // its letters are, as far as the boxes around it do not cut it off.
 const overlaps = `(() => {
@@ -39,6 +39,7 @@ const overlaps = `(() => {
 		if (whole.right > innerWidth + 0.5 && !e.closest(".scroll *, svg *")) found.push(name(e) + " ends at " + whole.right);
 		const boxes = [];
 		if (e.matches("svg, canvas, input, #status i, .mark, .swatch")) boxes.push(whole);
+		if (e.matches(".lines > span")) boxes.push({ left: whole.left, right: whole.left + 1, top: whole.top, bottom: whole.bottom });
 		for (const node of e.childNodes) {
 			if (node.nodeType !== Node.TEXT_NODE || !node.data.trim()) continue;
 			const range = document.createRange();

@@ -58,18 +58,23 @@ class Histogram {
     });
   }
 
-  /** Draws vertical lines: [value, text], ascending. Texts that would overlap stand one below the other. */
+  /**
+   * Draws vertical lines: [value, text], ascending. A text is on the right of its line if it has room there, and
+   * below each text that it would overlap. Those on the right are placed from the left, and the others from the
+   * right, so that no line crosses the text of another.
+   */
   mark(values) {
-    const ends = []; // of the texts in each row
-    this.lines.replaceChildren(...values.map(([value, text]) => {
-      const at = this.position(value);
-      const left = at > 1 - textWidth;
-      const from = left ? at - textWidth : at;
-      let row = ends.findIndex((end) => end <= from);
-      if (row < 0) row = ends.length;
-      ends[row] = from + textWidth;
-      const line = make("span", { class: left && "left" }, make("b", { text }));
-      line.style.left = `${(at * 100).toFixed(2)}%`;
+    const at = values.map(([value]) => this.position(value));
+    const left = [];
+    for (let k = at.length - 1; k >= 0; k--) left[k] = at[k] > 1 - textWidth || (left[k + 1] && at[k + 1] - at[k] < textWidth);
+    const marks = [...at.keys()];
+    const texts = []; // where they begin, and their rows
+    this.lines.replaceChildren(...[...marks.filter((k) => !left[k]), ...marks.filter((k) => left[k]).reverse()].map((k) => {
+      const from = left[k] ? at[k] - textWidth : at[k];
+      const row = Math.max(-1, ...texts.filter(([other]) => Math.abs(other - from) < textWidth).map(([, row]) => row)) + 1;
+      texts.push([from, row]);
+      const line = make("span", { class: left[k] && "left" }, make("b", { text: values[k][1] }));
+      line.style.left = `${(at[k] * 100).toFixed(2)}%`;
       line.style.top = `${row * 1.05}rem`;
       return line;
     }));
