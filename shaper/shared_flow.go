@@ -105,7 +105,11 @@ func (sf *sharedFlow) changeLocked(to *plan) {
 	if fell {
 		sf.checkFallbackLocked(now)
 	}
-	b.setEmpty(exact.At(exact.Sum(now, int64(level*float64(b.interval.Whole())))), nil)
+	empty := exact.Sum(now, int64(level*float64(b.interval.Whole())))
+	if until := sf.KeptUntil(); until > 0 { // Each of the kept units seems to raise the level.
+		empty = max(empty, exact.Sum(until, -b.interval.Times(sf.Leased()).Whole()))
+	}
+	b.setEmpty(exact.At(empty), nil)
 }
 
 // adoptLocked puts the rate in force that another process has set.

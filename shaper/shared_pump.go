@@ -43,9 +43,14 @@ func (p *pump) nextStepLocked(now int64) (s step, until int64) {
 	}
 	if f.waiting() == 0 || d.phase == closed || sf.Off {
 		sf.EndLine()
-		if sf.DropLate(now); sf.Leased() > 0 && !sf.breaker.Open {
+		sf.DropLate(now)
+		switch {
+		case sf.Leased() == 0 || sf.breaker.Open:
+			return stepEnd, 0
+		case sf.CanGiveBack():
 			return stepGiveBack, 0
 		}
+		sf.DropAll() // They are of a rate that has been changed since.
 		return stepEnd, 0
 	}
 	if sf.breaker.Open && !sf.fallback {
@@ -230,7 +235,7 @@ func (p *pump) callTake(t Take) {
 	defer d.unlockAndArm()
 	if sf.noteAnswerLocked(t, a) {
 		switch {
-		case a.taken.OK && (t.Rate != sf.Rate || sf.Off || sf.HasNext()): // Another rate is in force, or there is no place for it.
+		case a.taken.OK && (sf.Off || sf.HasNext()): // No rate is in force, or there is no place for it.
 			sf.CountLeased(t.Cost)
 			sf.Drop(t.Cost)
 		case a.taken.OK:

@@ -75,6 +75,21 @@ type stretch struct {
 	moved     int64       // how many, from the first one on, are due later than at first; see Covers
 	usedUp    bool        // a request has used the last unit; see Unuse
 	by        int64       // how much later at most the moved ones are due, in ns
+	old       *spacing    // of its units, if they were leased at a rate that is not in force any more; nil: that of the Rate
+}
+
+// A spacing says when units are due after the first one, and a request may leave before that.
+type spacing struct {
+	interval exact.Interval
+	burst    int64
+}
+
+// spacing returns the spacing of a stretch of a lease.
+func (s *stretch) spacing(l *Lease) spacing {
+	if s.old != nil {
+		return *s.old
+	}
+	return spacing{l.Interval, l.Burst}
 }
 
 // units are cost units that are leased and have not been used.
@@ -118,27 +133,33 @@ func (u *units) Leased() int64 { return u.now.remaining + u.next.remaining }
 // cost n may leave that uses the next units: when the Bucket's clock has certainly come
 // to its slot.
 func (l *Lease) SlotFor(n int64) int64 {
-	slot := l.now.empty
-	if n < l.Burst {
-		slot = l.Interval.Minus(slot, l.Interval.Times(l.Burst-n))
+	return l.Clock.Reaches(l.now.spacing(l).slot(l.now.empty, n).Ceil())
+}
+
+// slot returns the slot of a request of cost n that uses the units from an instant on.
+func (s spacing) slot(due exact.Nanos, n int64) exact.Nanos {
+	if n < s.burst {
+		return s.interval.Minus(due, s.interval.Times(s.burst-n))
 	}
-	return l.Clock.Reaches(slot.Ceil())
+	return due
 }
 
 // Covers reports whether a request of cost n can use units that are leased. Units of both
 // stretches may be needed. Then the units of the first move to just before the second: their slot
-// is later than it was at first, but none is used beyond the lateness after that.
+// is later than it was at first, but none is used beyond the lateness after that. If they are of
+// another rate they are dropped, as some of them would be due earlier.
 func (l *Lease) Covers(n int64, now int64) bool {
 	l.DropLate(now)
 	if l.now.remaining < n && l.next.remaining > 0 {
 		if l.now.remaining > 0 {
-			moved := l.Interval.Minus(l.next.empty, l.Interval.Times(l.now.remaining))
-			by := l.Interval.Minus(moved, l.now.empty).Ceil()
+			interval := l.next.spacing(l).interval
+			moved := interval.Minus(l.next.empty, interval.Times(l.now.remaining))
+			by := interval.Minus(moved, l.now.empty).Ceil()
 			if l.now.moved > 0 {
 				by += l.now.by
 			}
 			switch {
-			case by > l.Lateness():
+			case l.now.spacing(l) != l.next.spacing(l), by > l.Lateness():
 				l.Drop(l.now.remaining)
 			case moved == l.now.empty:
 				l.next.tail += l.now.tail
@@ -168,7 +189,7 @@ func (l *Lease) DropLate(now int64) {
 		if late <= 0 {
 			return
 		}
-		if span := l.Interval.Units(exact.At(late)); span < float64(n) {
+		if span := l.now.spacing(l).interval.Units(exact.At(late)); span < float64(n) {
 			n = max(1, int64(span))
 		}
 		l.Drop(n)
@@ -218,7 +239,8 @@ func (l *Lease) DropAll() {
 // Use takes the next n units, which are leased, for a request that leaves now. Its
 // departure is to be counted by the engine, and then by NoteUse.
 func (l *Lease) Use(n int64) {
-	l.now.empty = l.Interval.Plus(l.now.empty, l.Interval.Times(n))
+	interval := l.now.spacing(l).interval
+	l.now.empty = interval.Plus(l.now.empty, interval.Times(n))
 	l.now.remaining -= n
 	l.now.tail = min(l.now.tail, l.now.remaining)
 	l.now.moved = max(0, l.now.moved-n)
@@ -245,47 +267,81 @@ func (l *Lease) Unuse(departureNo uint32, n int64) {
 		l.Drop(n)
 		return
 	}
-	if l.now.tail == l.now.remaining {
+	if l.now.old == nil && l.now.tail == l.now.remaining {
 		l.now.tail += n
 	}
 	if l.now.by > 0 {
 		l.now.moved += n
 	}
-	l.now.empty = l.Interval.Minus(l.now.empty, l.Interval.Times(n))
+	interval := l.now.spacing(l).interval
+	l.now.empty = interval.Minus(l.now.empty, interval.Times(n))
 	l.now.remaining += n
 }
 
 // SetRate puts a rate in force for units leased from now on.
 func (l *Lease) SetRate(r shared.BucketRate) {
+	l.Rate, l.Burst, l.Interval = r, r.Burst, intervalOf(r)
+}
+
+// intervalOf returns the time of a unit.
+func intervalOf(r shared.BucketRate) exact.Interval {
 	perNano := r.Parts / 1000
-	l.Rate, l.Burst = r, r.Burst
-	l.Interval = exact.IntervalOfFraction(r.Micros*1000+r.Part/perNano, uint64(r.Part%perNano), uint64(perNano))
+	return exact.IntervalOfFraction(r.Micros*1000+r.Part/perNano, uint64(r.Part%perNano), uint64(perNano))
 }
 
 // ChangeRate puts a rate in force that this process sets now. The level stays the same in cost
 // units, as far as it is known.
 func (l *Lease) ChangeRate(r shared.BucketRate, now int64) {
-	l.DropAll()
-	l.forget()
 	units := l.Burst - l.Room(now)
+	l.keepUnits()
 	l.SetRate(r)
 	if l.Clock.known {
 		l.level = exact.Sum(l.Clock.Latest(now), l.Interval.Times(max(units, 0)).Ceil())
 	}
 }
 
-// forget forgets what is known in units of a rate that is not in force any more.
-func (l *Lease) forget() {
-	l.high, l.end, l.BusyAt = shared.Instant{}, shared.Instant{}, 0
-	l.usedUpTo, l.floor = exact.Nanos{}, 0
-}
-
 // Adopt puts a rate in force that another process has set.
 func (l *Lease) Adopt(r shared.BucketRate) {
-	l.DropAll()
-	l.forget()
+	l.keepUnits()
 	l.SetRate(r)
 	l.Pace = 1
+}
+
+// keepUnits notes that the rate is about to change, and forgets what is known in its units. What is
+// leased stays due when it was: [shared.BucketRate.Rescale] leaves these slots to whoever has them. If
+// they were dropped, the level would keep them all the same, and nothing would ever leave a process
+// that changes its rate before each of its slots. They can't be given back, as nobody knows by how
+// much they raise the level at the new rate.
+func (l *Lease) keepUnits() {
+	l.high, l.end, l.BusyAt = shared.Instant{}, shared.Instant{}, 0
+	l.usedUpTo, l.floor, l.lastCost = exact.Nanos{}, 0, 0
+	old := &spacing{l.Interval, l.Burst}
+	for _, s := range []*stretch{&l.now, &l.next, &l.ended} {
+		if *s != (stretch{}) && s.old == nil {
+			s.old, s.tail = old, 0
+		}
+	}
+}
+
+// KeptUntil returns the least instant, on the engine's clock, at which a level at the rate in force
+// can reach 0 behind units that were leased at an earlier one; 0 if there are none.
+func (l *Lease) KeptUntil() int64 {
+	if until := l.keptUntil(); until > 0 {
+		return l.Clock.Reaches(until)
+	}
+	return 0
+}
+
+// keptUntil is KeptUntil on the Bucket's clock. By Rescale no request of cost 1 leaves before the slot
+// of the last such unit.
+func (l *Lease) keptUntil() (until int64) {
+	for _, s := range []*stretch{&l.now, &l.next} {
+		if s.old != nil && s.remaining > 0 {
+			last := s.old.interval.Plus(s.empty, s.old.interval.Times(s.remaining-1))
+			until = max(until, exact.Sum(s.old.slot(last, 1).Ceil(), l.Interval.Times(l.Burst-1).Ceil()))
+		}
+	}
+	return until
 }
 
 // keepDistance drops units of the first stretch after the Bucket's clock was set that
@@ -311,18 +367,23 @@ func (u *units) HalfUsed() bool { return u.now.remaining <= u.batch/2 }
 // EndLine notes that the line is empty, so that the pace is measured anew.
 func (l *Lease) EndLine() { l.lastCost = 0 }
 
-// Add adds a stretch that an answer has granted. It returns how many units were leased before, and
-// when the first of the new ones is due.
+// Add adds a stretch that an answer has granted, at the rate of the question, which may have changed
+// since. It returns how many units were leased before, and when the first of the new ones is due.
 func (l *Lease) Add(t shared.Take, taken shared.Taken) (before, due int64) {
 	before = l.Leased()
-	got := stretch{empty: NanosOf(l.Rate, taken.Empty), remaining: t.Cost, tail: t.Cost}
+	got := stretch{empty: NanosOf(t.Rate, taken.Empty), remaining: t.Cost, tail: t.Cost}
 	l.CountLeased(t.Cost)
-	l.end = l.Rate.Plus(taken.Empty, t.Rise())
-	l.high = l.high.Later(l.end)
+	end := t.Rate.Plus(taken.Empty, t.Rise())
 	l.batch, l.BusyAt, l.RefusedRoom = t.Cost, 0, false
-	l.Contended = l.end.Micros-l.Rate.Times(l.Burst-1).Micros-taken.Now >= shared.MaxAhead.Microseconds()
-	l.EndsAt = l.Clock.Reaches(NanosOf(l.Rate, l.end).Ceil())
-	l.notePace(t, taken)
+	l.Contended = end.Micros-t.Rate.Times(t.Rate.Burst-1).Micros-taken.Now >= shared.MaxAhead.Microseconds()
+	l.EndsAt = l.Clock.Reaches(NanosOf(t.Rate, end).Ceil())
+	if t.Rate == l.Rate {
+		l.end = end
+		l.high = l.high.Later(end)
+		l.notePace(t, taken)
+	} else {
+		got.old, got.tail = &spacing{intervalOf(t.Rate), t.Rate.Burst}, 0
+	}
 	if l.next = got; before == 0 {
 		if used := *l.departures != l.since; used && l.now != (stretch{}) {
 			l.endNow()
@@ -343,6 +404,9 @@ func (l *Lease) Wait(t shared.Take, taken shared.Taken, now int64) (empty int64)
 	l.lastCost = 0
 	return l.Clock.Reaches(end.Ceil())
 }
+
+// CanGiveBack reports whether there are units that can be given back.
+func (u *units) CanGiveBack() bool { return u.now.tail > 0 || u.next.tail > 0 }
 
 // GiveBack takes the units that can be given back from the lease, which are the tail of the level
 // as this process knows it, and returns the question. Units that can't be given back are dropped.

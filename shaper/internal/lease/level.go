@@ -64,7 +64,11 @@ func (l *Lease) IsLate(t shared.Take, due shared.Instant, now int64) bool {
 
 // Question returns a [shared.Take] for a request of cost n, as of now.
 func (l *Lease) Question(n int64) shared.Take {
-	return shared.Take{Key: l.key, Cost: n, First: n, Rate: l.Rate, High: l.high, Seen: l.Clock.lastSeen, Guard: l.guard()}
+	high := l.high
+	if until := l.keptUntil(); until > 0 {
+		high = high.Later(InstantOf(until))
+	}
+	return shared.Take{Key: l.key, Cost: n, First: n, Rate: l.Rate, High: high, Seen: l.Clock.lastSeen, Guard: l.guard()}
 }
 
 // guard returns the Guard of a [shared.Take]. With a Burst a request may leave before the

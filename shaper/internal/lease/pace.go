@@ -45,13 +45,13 @@ func (r *trips) BatchFor(queued int, perSecond float64) int64 {
 
 // MostAhead returns how many cost units may be leased ahead at most, as round trips and costs
 // have been so far: two batches, each as large as the departures in LongestBatch or as a single
-// request. Units leased of a burst leave at once.
+// request. Units leased of a burst leave at once, and those that a greater rate has left are used up.
 func (l *Lease) MostAhead() int64 {
 	if l.Off {
 		return 0
 	}
 	perSecond := l.Interval.Units(exact.At(int64(time.Second)))
-	return 2 * max(int64(l.LongestBatch()*perSecond), l.Largest, 1)
+	return max(2*max(int64(l.LongestBatch()*perSecond), l.Largest, 1), l.Leased())
 }
 
 // LongestBatch returns how much a batch may be, in seconds of the rate.
