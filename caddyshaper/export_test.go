@@ -38,6 +38,9 @@ func Waiting(name string) (n int) {
 	return n
 }
 
+// CloseLines does for the lines of a name what the end of the process does.
+func CloseLines(name string) { known.latest(name, nil).close() }
+
 // Limits returns the limits that a key has now.
 func Limits(name, key string) string {
 	l := known.latest(name, nil)

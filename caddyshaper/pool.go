@@ -40,6 +40,8 @@ type limiters struct {
 	fair  atomic.Pointer[shaper.Shaper] // the line of fair queueing; nil: each key has a line in live
 	site  atomic.Pointer[shaper.Shaper] // nil: none
 
+	replaced atomic.Pointer[[]*shaper.Shaper] // lines that were fair or site before, in which requests may still wait; nil: none
+
 	base   llm.Quota       // whose parts are the cost units of the line of a gateway
 	ledger *gateway.Ledger // of a gateway; nil: there is none
 
@@ -254,14 +256,14 @@ func (l *limiters) rulesChanged(e *entry) {
 // setSiteLocked gives the site other limits; none if they are nil.
 func (l *limiters) setSiteLocked(limits *shaper.Limits) error {
 	if limits == nil {
-		l.site.Store(nil)
+		l.replaceLocked(&l.site, nil)
 		return nil
 	}
 	return l.setLineLocked(&l.site, *limits, l.name+"/site", shaper.Join(l.name))
 }
 
 // setLineLocked gives a line for all requests other limits, or makes it. bucket is its key in the store.
-// A line that is no longer used goes on until no request waits in it.
+// A line that is no longer used goes on until no request waits in it: see replaceLocked.
 func (l *limiters) setLineLocked(at *atomic.Pointer[shaper.Shaper], limits shaper.Limits, name, bucket string, more ...shaper.Option) error {
 	old := at.Load()
 	if old != nil && old.SetLimits(limits) == nil {
@@ -280,16 +282,34 @@ func (l *limiters) setLineLocked(at *atomic.Pointer[shaper.Shaper], limits shape
 	if old != nil {
 		copyLevel(old, line)
 	}
-	at.Store(line)
+	l.replaceLocked(at, line)
 	return nil
 }
 
-// shared returns the lines for all requests: the line of the site, and of fair queueing.
+// replaceLocked puts a line in the place of another, which is kept in mind while requests wait in it:
+// they are counted when the lines end, and refused.
+func (l *limiters) replaceLocked(at *atomic.Pointer[shaper.Shaper], line *shaper.Shaper) {
+	var kept []*shaper.Shaper
+	if before := l.replaced.Load(); before != nil {
+		kept = slices.DeleteFunc(slices.Clone(*before), func(s *shaper.Shaper) bool { return s.Stats().Waiting == 0 })
+	}
+	if old := at.Load(); old != nil {
+		kept = append(kept, old)
+	}
+	l.replaced.Store(&kept)
+	at.Store(line)
+}
+
+// shared returns the lines for all requests: the line of the site, and of fair queueing, and those that
+// they have replaced.
 func (l *limiters) shared() (lines []*shaper.Shaper) {
 	for _, at := range []*atomic.Pointer[shaper.Shaper]{&l.site, &l.fair} {
 		if line := at.Load(); line != nil {
 			lines = append(lines, line)
 		}
+	}
+	if replaced := l.replaced.Load(); replaced != nil {
+		lines = append(lines, *replaced...)
 	}
 	return lines
 }

@@ -33,6 +33,20 @@ func TestThoseInLineStayInLineOverAReload(t *testing.T) {
 	require.Equal(t, []string{"/0", "/1", "/2"}, s.upstream.paths())
 }
 
+// Whoever waits in a line that a reload has replaced is counted, so the lines are kept for it; and is
+// answered when the process ends.
+func TestThoseInAReplacedLineAreNotForgotten(t *testing.T) {
+	s := serve(t, "shape line {\n limits 100/s depth 9\n site 1/h depth 5 inflight 1\n}"+proxied)
+	require.Equal(t, 200, s.get("/0").status)
+	answers := s.inLine("line", "/1")
+	for i, site := range []string{" site 1/h depth 5\n", "", " site 1/h depth 5\n"} {
+		s.reload("shape line {\n limits 100/s depth 9\n" + site + "}" + proxied)
+		require.Equal(t, 1, caddyshaper.Waiting("line"), "reload %d", i)
+	}
+	caddyshaper.CloseLines("line")
+	require.Equal(t, 503, answers()[0].status)
+}
+
 func TestAHundredReloadsUnderLoadLoseNobody(t *testing.T) {
 	const low, high, reloads, clients = 100, 200, 100, 8
 	directives := func(perSecond int) string {
