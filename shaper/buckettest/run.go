@@ -15,7 +15,7 @@ import (
 // Run tests that a [shared.Bucket] keeps the promises of its comment. It calls newBucket for
 // each sub-test; all Buckets may be the same one, or have the same server, as each sub-test
 // uses keys of its own. The sub-tests take some thousand calls and a second of waiting
-// together; with SHAPER_LONG=1 in the environment ten times as many calls.
+// together; with SHAPER_LONG=1 in the environment twenty times as many calls.
 //
 // Each answer must equal the one of [shared.Take.Apply] at the clock reading that the answer
 // tells. Only after a change of the rate it may be late by 2 µs, as
@@ -92,10 +92,10 @@ func newTester(r reporter, b shared.Bucket) *tester {
 	}
 }
 
-// times returns n, or ten times as many in a long run.
+// times returns n, or twenty times as many in a long run.
 func times(n int) int {
 	if os.Getenv("SHAPER_LONG") == "1" {
-		return 10 * n
+		return 20 * n
 	}
 	return n
 }
@@ -208,7 +208,7 @@ func checkRandom(c *tester) {
 	upTo := func(most int64) int64 { return c.random.Int64N(most+1) >> c.random.IntN(64) } // any magnitude
 	inForce := map[string]shared.BucketRate{}
 	high := map[string]shared.BucketLevel{} // what a process knows
-	for range times(2000) {
+	for range times(1000) {
 		key := fmt.Sprint("k", c.random.IntN(3))
 		r, ok := inForce[key]
 		if !ok || c.random.IntN(20) == 0 {

@@ -293,7 +293,7 @@ func checkContextEnds(c *tester) {
 	t := c.of("k", r)
 	c.takes(t)
 	known, without := c.levels[t.Key].Empty, 0
-	for i := range times(60) {
+	for i := range times(30) {
 		ctx, cancel := context.WithTimeout(c.Context(), time.Duration(c.random.Int64N(1<<10+int64(i)<<9))*time.Microsecond/4)
 		if c.unknown(ctx, t) {
 			after, _ := t.Apply(shared.BucketLevel{Empty: known, Rate: r, At: 1}, known.Micros)

@@ -105,7 +105,7 @@ func checkRescale(c *tester) {
 	}
 	for _, old := range rates {
 		for _, next := range rates {
-			for range times(4) {
+			for range times(2) {
 				span := time.Duration(math.Exp(c.random.Float64()*18)) * 100 * time.Microsecond // 100 µs to 2 h
 				change(old, next, span, 1+c.random.Int64N(64)>>c.random.IntN(7), 1+c.random.Int64N(64)>>c.random.IntN(7))
 			}
@@ -143,7 +143,7 @@ func checkParts(c *tester) {
 		t.Cost = 1_000_000 // far from 0, as time passes at 30,000/s
 		c.takes(t)
 		start, sum := c.levels[t.Key].Empty, int64(0)
-		for i := range times(600) {
+		for i := range times(300) {
 			t.Cost = int64(1 + i%3)
 			c.takes(t)
 			sum += t.Cost
