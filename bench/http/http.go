@@ -55,10 +55,13 @@ func goals() []report.Goal {
 			Ours: "HTTPWaiting/middleware=shaper/conncontext=yes/body=*/connections=* beyond-B/connection",
 		},
 	}
-	for body, what := range map[string]string{"no": "slower HTTP refusal against httprate's", "yes": "slower HTTP refusal of a request with a body against httprate's"} {
+	for _, refusal := range []struct{ what, body string }{
+		{"slower HTTP refusal against httprate's", "no"},
+		{"slower HTTP refusal of a request with a body against httprate's", "yes"},
+	} {
 		all = append(all, report.Goal{
-			What: what, Most: 1,
-			Ours:   "HTTP/outcome=refused/middleware=shaper/conncontext=*/body=" + body + "/fields=no own-ns/call",
+			What: refusal.what, Most: 1,
+			Ours:   "HTTP/outcome=refused/middleware=shaper/conncontext=*/body=" + refusal.body + "/fields=no own-ns/call",
 			Theirs: []string{"HTTP/outcome=refused/middleware=httprate/conncontext=no/body=no/fields=no own-ns/call"},
 		})
 	}
