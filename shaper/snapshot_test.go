@@ -182,7 +182,7 @@ func TestRestoreIntoAShaperInUse(t *testing.T) {
 func TestADepartureIsNotGivenBackToARestoredLevel(t *testing.T) {
 	play(t, "1/s depth 1", func(g *stage) {
 		g.arriveAll("a")
-		gone := &askedContext{Context: context.Background(), ask: func() {
+		gone := &meddling{Context: context.Background(), meddle: func() {
 			require.NoError(t, g.Restore([]byte(`{"version":1,"of":"shaper","taken":"2000-01-01T00:00:01Z","level":"9","rate":1}`)))
 		}}
 		g.arriveWith(gone, "b", 1)
@@ -190,24 +190,6 @@ func TestADepartureIsNotGivenBackToARestoredLevel(t *testing.T) {
 		g.saw("0s a left", "1s b cancelled")
 		require.Equal(t, 9.0, g.Stats().Level)
 	})
-}
-
-// askedContext ends when it is asked for the second time, which is when the slot of its request
-// has come.
-type askedContext struct {
-	context.Context
-	ask   func()
-	asked int
-}
-
-func (c *askedContext) Err() error {
-	if c.asked++; c.asked == 1 {
-		return nil
-	}
-	if c.asked == 2 {
-		c.ask()
-	}
-	return context.Canceled
 }
 
 // By the wall clock: one that has gone back lets nothing leak, and one that is far ahead
