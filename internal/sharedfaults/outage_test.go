@@ -32,7 +32,7 @@ func TestWithoutItsServerAFleetLetsNobodyLeave(t *testing.T) {
 			p.Addr = r.Addr
 			return r.Pause, r.Resume
 		}},
-		"in a black hole": {start: func(t *testing.T, p *plan) (begin, end func()) {
+		"in a black hole": {long: true, start: func(t *testing.T, p *plan) (begin, end func()) {
 			proxy := servers.StartProxy(t, servers.StartRedis(t).Addr)
 			p.Addr = proxy.Addr
 			return func() { proxy.BlackHole(true) }, func() { proxy.BlackHole(false) }
@@ -118,6 +118,9 @@ func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 	t.Parallel()
 	for name, fallback := range map[string]shaper.Fallback{"closed": shaper.FallbackClosed, "local": shaper.FallbackLocal(4)} {
 		t.Run(name, func(t *testing.T) {
+			if fallback == shaper.FallbackClosed {
+				atLength(t)
+			}
 			t.Parallel()
 			r := servers.StartRedis(t)
 			proxy := servers.StartProxy(t, r.Addr)
