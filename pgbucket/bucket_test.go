@@ -18,6 +18,7 @@ import (
 // Where keys are what clients send, an error would be theirs to cause, and three in a row
 // make the Bucket count as unavailable.
 func TestNoKeyIsAnError(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, startServer(t).URL)
 	table, _ := newTable(t, pool)
 	bucket := pgbucket.New(pool, table)

@@ -2,6 +2,7 @@ package pgbucket_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -28,7 +29,11 @@ var (
 	atEnd   []func()
 )
 
+// TestMain runs more tests at once than there are processors, as most of their time is waiting.
 func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "6"); err != nil { // The command line is read later, and wins.
+		panic(err)
+	}
 	code := m.Run()
 	for _, end := range slices.Backward(atEnd) {
 		end()
