@@ -422,17 +422,14 @@ func (h *herd) change() {
 // While keys come and go, a bucket that is not touched is on exactly one page, in its
 // order, and none is there twice.
 func TestPagingIsRightWhileKeysComeAndGo(t *testing.T) {
-	rounds := 2
-	if testing.Short() {
-		rounds = 1
-	}
-	for sort := range values {
-		for _, sort := range []string{sort, "-" + sort} {
-			for seed := range uint64(rounds) {
-				t.Run(fmt.Sprint(sort, seed), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) { pageThrough(t, newHerd(t, seed), sort) })
-				})
+	for n, column := range slices.Sorted(maps.Keys(values)) {
+		for seed, sort := range []string{column, "-" + column} {
+			if testing.Short() && seed != n%2 {
+				continue
 			}
+			t.Run(sort, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { pageThrough(t, newHerd(t, uint64(seed)), sort) })
+			})
 		}
 	}
 }

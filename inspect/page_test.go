@@ -141,9 +141,11 @@ func TestThePageNeedsNothingThatItsPolicyForbids(t *testing.T) {
 
 // Keys come from clients. What is only ever text cannot run.
 func TestNoScriptMakesMarkupOrCodeOfText(t *testing.T) {
-	forbidden := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|setHTMLUnsafe|document\.write|createContextualFragment|DOMParser|\beval\(|new Function|srcdoc|javascript:`)
 	own(t, func(name, text string) {
-		require.Empty(t, forbidden.FindString(text), name)
+		for _, forbidden := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "setHTMLUnsafe", "document.write", "createContextualFragment",
+			"DOMParser", "eval(", "new Function", "srcdoc", "javascript:"} {
+			require.False(t, strings.Contains(text, forbidden), "%s: %s", name, forbidden)
+		}
 	})
 }
 

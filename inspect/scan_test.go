@@ -308,7 +308,7 @@ func TestAnAdmittedCallIsNotTakenForARefusal(t *testing.T) {
 // has 112 bytes, and one scan is kept.
 func TestListsTakeLittleMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const keys = 20_000
+		const keys = 10_000
 		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4, Depth: 5}, nil }, shaper.WithMaxKeys(2*keys))
 		require.NoError(t, err)
 		defer g.Close()
