@@ -191,12 +191,12 @@ Flags:
   -svg FILE         like -once, and draw the run in FILE
   -outbound         show the other direction: many callers of an API that
                     refuses all requests for a second after two of them come
-                    at once, directly and through a shaper.Transport. Then
-                    exit; the status is 0 if the API refused direct calls and
-                    no shaped ones, and served more of the shaped ones. If a
-                    busy machine brings shaped calls together, there is a
-                    second try; use slower -limits there. The default of
-                    -limits is
+                    at once, directly and through a shaper.Transport. They go
+                    on until Ctrl-C. With -once the program exits instead;
+                    the status is 0 if the API refused direct calls and no
+                    shaped ones, and served more of the shaped ones. If a busy
+                    machine brings shaped calls together, there is a second
+                    try; use slower -limits there. The default of -limits is
                     "` + outboundLimits + `" with this flag
   -callers N        number of callers with -outbound (default 100)
   -tokens           show calls of an API that counts tokens, which reserve more
@@ -220,7 +220,7 @@ Examples:
   shapedemo -limits "20/s burst 5 depth 40" -burst 80
   shapedemo -limits "50/s depth 100 wait 1s"        no wait longer than 1 s
   shapedemo -limits "50/s burst 10 depth 0"         requests never wait
-  shapedemo -once -outbound                         callers of a fragile API
+  shapedemo -outbound                               callers of a fragile API
   shapedemo -once -tokens                           tokens of a language model
   shapedemo -once -fair                             a burst delays nobody else
   shapedemo -addr :9000 -upstream http://localhost:3000 -limits "10/s depth 50"

@@ -140,6 +140,21 @@ func TestOnceShowsAndJudges(t *testing.T) {
 	}
 }
 
+func TestOutboundGoesOnUntilCtrlC(t *testing.T) {
+	t.Parallel()
+	var p *program
+	ended := regexp.MustCompile(`\nStopped after \S+ m?s: [1-9]\d* served, 0 refused by the API\.\n$`)
+	undisturbed(50*time.Millisecond, func() bool {
+		p = start("-outbound", "-limits", "10/s depth 20 slack 10ms", "-callers", "20")
+		p.awaits(t, `The callers go on through the Transport until Ctrl-C\.`)
+		time.Sleep(250 * time.Millisecond) // Two or three calls.
+		p.signals <- os.Interrupt
+		require.Equal(t, exitOK, p.ends(t))
+		return ended.MatchString(p.stdout.String())
+	})
+	require.Regexp(t, ended, p.stdout.String())
+}
+
 func TestInterruptEndsTheBurstPromptly(t *testing.T) {
 	t.Parallel()
 	p := start("-once", "-limits", "1 per 10s depth 100", "-burst", "30")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -29,7 +30,8 @@ type poolResult struct {
 func (r poolResult) perSecond() float64 { return float64(r.served) / outboundTime.Seconds() }
 
 // showOutbound lets many goroutines call a fragile API, directly and through a
-// [shaper.Transport], and prints the answers.
+// [shaper.Transport], and prints the answers. Unless -once is set, they then go
+// on through the Transport until ctx ends.
 func showOutbound(ctx context.Context, t *terminal, c config) (status int, err error) {
 	info := newLimitsInfo(c.limits)
 	interval := burstInterval(info)
@@ -57,8 +59,12 @@ func showOutbound(ctx context.Context, t *terminal, c config) (status int, err e
 		return exitFailed, err
 	}
 	t.say("%s", outboundTable(t, direct, shaped))
-	return conclude(t, c, fmt.Sprintf("Direct: %s by the API, %d served.\n  Through the Transport: none refused, %d served.",
+	status, err = conclude(t, c, fmt.Sprintf("Direct: %s by the API, %d served.\n  Through the Transport: none refused, %d served.",
 		wereRefused(direct.refused), direct.served, shaped.served), judgeOutbound(info, interval, direct, shaped), nil)
+	if c.once || err != nil {
+		return status, err
+	}
+	return exitOK, callUntilInterrupted(ctx, t, c, interval)
 }
 
 // bunchedByMachine reports whether the API refused calls although all calls had
@@ -87,21 +93,12 @@ func callShaped(ctx context.Context, c config, interval time.Duration) (poolResu
 // [shaper.Transport] if limiter is not nil.
 func callFor(ctx context.Context, n int, interval time.Duration, limiter *shaper.Shaper) (got poolResult, err error) {
 	api := &burstIntolerantAPI{interval: interval, reached: &instants{}}
-	if api.loopback, err = startLoopback(api); err != nil {
-		return got, err
-	}
-	defer api.close()
-	client := newClient(n)
-	if limiter != nil {
-		client.Transport = &shaper.Transport{Limiter: limiter, Base: client.Transport}
-	}
-	defer client.CloseIdleConnections()
 	// The context is cancelled and has no deadline: with one, the shaper would at
 	// once refuse each call that cannot leave before it.
 	during, end := context.WithCancel(ctx)
 	defer end()
 	defer time.AfterFunc(outboundTime, end).Stop()
-	callAll(during, n, client, api.url.String(), func(r result) {
+	err = callAPI(during, n, api, limiter, func(r result) {
 		got.add(r)
 		if r.status == http.StatusOK {
 			got.times = append(got.times, r.took)
@@ -109,7 +106,41 @@ func callFor(ctx context.Context, n int, interval time.Duration, limiter *shaper
 	})
 	slices.Sort(got.times)
 	got.reached = api.reached.sorted()
-	return got, ctx.Err()
+	return got, cmp.Or(err, ctx.Err())
+}
+
+// callUntilInterrupted lets the callers call through a Transport until ctx ends. It
+// keeps counts only: a program that runs for days must not remember each call.
+func callUntilInterrupted(ctx context.Context, t *terminal, c config, interval time.Duration) error {
+	s, err := shaper.New(c.limits)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	t.say("\nThe callers go on through the Transport until Ctrl-C.")
+	start := time.Now()
+	var got tally
+	if err := callAPI(ctx, c.callers, &burstIntolerantAPI{interval: interval}, s, got.add); err != nil {
+		return err
+	}
+	t.say("Stopped after %s: %d served, %d refused by the API.", limitwords.Seconds(time.Since(start).Seconds()), got.served, got.refused)
+	return nil
+}
+
+// callAPI starts an API and lets n callers call it until ctx ends, through a
+// [shaper.Transport] if limiter is not nil. It calls note for one call after the other.
+func callAPI(ctx context.Context, n int, api *burstIntolerantAPI, limiter *shaper.Shaper, note func(result)) (err error) {
+	if api.loopback, err = startLoopback(api); err != nil {
+		return err
+	}
+	defer api.close()
+	client := newClient(n)
+	if limiter != nil {
+		client.Transport = &shaper.Transport{Limiter: limiter, Base: client.Transport}
+	}
+	defer client.CloseIdleConnections()
+	callAll(ctx, n, client, api.url.String(), note)
+	return nil
 }
 
 // callAll lets n callers call target until ctx ends, and notes what each call got.
