@@ -88,6 +88,35 @@ func TestAReentryWaitsWithoutDepth(t *testing.T) {
 	})
 }
 
+// The hold that follows a refusal is for it too, and so is the cap.
+func TestAReentryWaitsForTheHoldAndForASeat(t *testing.T) {
+	ctx := context.Background()
+	playReentries(t, Limits{Rate: 10, Depth: 9}, func(t *testing.T, r *reentries) {
+		r.enters(ctx, "a", 1, newcomer)
+		r.enters(ctx, "b", 1, newcomer)
+		r.Hold(time.Second)
+		r.enters(ctx, "again", 1, reentry)
+		r.sleepUntil(time.Minute)
+		require.Equal(t, []string{"0s a", "1s again", "1.1s b"}, r.left)
+	})
+	for _, line := range []int{0, 1} {
+		playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
+			first, err := r.acquire(ctx, 1, newcomer)
+			require.NoError(t, err)
+			for range line {
+				r.enters(ctx, "b", 1, newcomer)
+			}
+			r.sleepUntil(time.Second)
+			r.enters(ctx, "again", 1, reentry)
+			require.Empty(t, r.left, "there is no seat")
+			first.end()
+			r.sleepUntil(2 * time.Second)
+			require.Equal(t, []string{"1s again"}, r.left)
+			require.Equal(t, line, r.Stats().Waiting)
+		})
+	}
+}
+
 // Ahead of it are those like it, whom its deadline has to bear; the newcomers it
 // passes, and MaxWait is for them alone.
 func TestAReentryCountsThoseLikeIt(t *testing.T) {
