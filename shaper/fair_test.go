@@ -427,6 +427,32 @@ func TestForOfAPlainShaperIsTheShaper(t *testing.T) {
 	})
 }
 
+// A seat that is freed goes to the key whose turn it is.
+func TestAFreedSeatGoesToTheKeyWhoseTurnItIs(t *testing.T) {
+	playLimits(t, shaper.Limits{Rate: 1000, Burst: 10, Depth: 20, InFlight: 1}, func(g *stage) {
+		acquire := func(name string) {
+			go func() {
+				release, err := g.For(teamOf(name)).Acquire(context.Background(), 1)
+				g.mu.Lock()
+				g.releases[name] = release
+				g.mu.Unlock()
+				g.note(name + " " + outcome(err))
+			}()
+			synctest.Wait()
+		}
+		for _, name := range []string{"z", "a1", "a2", "b1", "a3"} {
+			acquire(name)
+		}
+		g.at(time.Second)
+		g.release("z", "a1", "b1", "a2")
+		g.saw("0s z left", "1s a1 left", "1s b1 left", "1s a2 left", "1s a3 left")
+		require.ErrorContains(t, g.For("a").Wait(context.Background()), "use Acquire")
+		g.release("a3")
+		require.NoError(t, g.For("a").Do(context.Background(), 1, func(context.Context) error { return nil }))
+		require.Zero(t, g.Stats().InFlight)
+	}, shaper.WithFairQueue(nil))
+}
+
 func TestWhatAFairQueueDoesNotGoTogetherWith(t *testing.T) {
 	l := shaper.Limits{Rate: 1, Depth: 1}
 	_, err := shaper.New(l, shaper.WithFairQueue(nil), shaper.WithDryRun())
