@@ -36,11 +36,11 @@ func TestThoseInLineStayInLineOverAReload(t *testing.T) {
 // Whoever waits in a line that a reload has replaced is counted, so the lines are kept for it; and is
 // answered when the process ends.
 func TestThoseInAReplacedLineAreNotForgotten(t *testing.T) {
-	s := serve(t, "shape line {\n limits 100/s depth 9\n site 1/h depth 5 inflight 1\n}"+proxied)
+	s := serve(t, "shape line {\n limits 100/s burst 9 depth 9\n site 1/h depth 5 inflight 1\n}"+proxied)
 	require.Equal(t, 200, s.get("/0").status)
 	answers := s.inLine("line", "/1")
 	for i, site := range []string{" site 1/h depth 5\n", "", " site 1/h depth 5\n"} {
-		s.reload("shape line {\n limits 100/s depth 9\n" + site + "}" + proxied)
+		s.reload("shape line {\n limits 100/s burst 9 depth 9\n" + site + "}" + proxied)
 		require.Equal(t, 1, caddyshaper.Waiting("line"), "reload %d", i)
 	}
 	caddyshaper.CloseLines("line")
