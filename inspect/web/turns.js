@@ -37,7 +37,7 @@ export class Turns {
     const all = byId("turns-more").getAttribute("aria-pressed") === "true";
     this.layers = [...rows.map((row) => row && row.departed), sumOf([view.others.departed, ...rest.map((row) => row.departed)])];
     const others = {
-      keys: view.others.keys + (all ? 0 : rest.filter((row) => row.waiting > 0).length),
+      keys: view.others.keys + (all ? 0 : rest.length),
       waiting: view.others.waiting + (all ? 0 : total(rest, "waiting")),
       departed: view.others.departed_sum + (all ? 0 : total(rest, "departed_sum")),
     };
