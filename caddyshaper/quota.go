@@ -230,7 +230,7 @@ func (s *Shape) pass(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if s.gateway.WriteUnreachable(w, failed.StatusCode) {
-		s.failures.note(failed.StatusCode, failed.Err)
+		s.failures.note(failed.StatusCode, fmt.Errorf("the provider can't be reached, or did not answer: %w", failed.Err))
 		c.err = nil
 	}
 }

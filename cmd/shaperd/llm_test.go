@@ -193,6 +193,7 @@ func TestTheLogOfTheGatewayHasNoKeys(t *testing.T) {
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "1000")
 		fmt.Fprint(w, "{")
+		w.(http.Flusher).Flush() // Without a beginning it is no answer, and the gateway says so itself.
 		panic(http.ErrAbortHandler)
 	}))
 	defer upstream.Close()
