@@ -212,9 +212,11 @@ var (
 )
 
 func TestTheDemonstrationOfTheGatewayShowsTeamsThatTakeTurns(t *testing.T) {
+	t.Parallel()
 	for _, provider := range []string{"openai", "anthropic", "gemini", "bedrock", "openai-compatible"} {
 		t.Run(provider, func(t *testing.T) {
-			p := start(t, "llm", "--demo", "--provider", provider)
+			t.Parallel()
+			p := start(t, "llm", "--demo", "--provider", provider, "--listen", freeAddress(t), "--page", freeAddress(t))
 			p.until(func() bool { return strings.Contains(p.out.String(), "Your own:") }, "the demonstration says how to go on")
 			urls := map[string]string{}
 			for _, found := range printedGateway.FindAllStringSubmatch(p.out.String(), -1) {

@@ -30,11 +30,13 @@ http://%[2]s {
 `
 
 func TestALoadBalancerIsToldBeforeTheLineDrains(t *testing.T) {
+	t.Parallel()
 	for name, stop := range map[string]func(*testing.T, *process, string){
 		"SIGTERM": func(_ *testing.T, p *process, _ string) { p.interrupt(syscall.SIGTERM) },
 		"stop":    func(t *testing.T, _ *process, admin string) { start(t, "stop", "--address", admin) }, // It ends after p.
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			for delay := 2 * time.Second; !tellsLoadBalancers(t, delay, stop); delay *= 2 {
 				require.Less(t, delay, patience, "all must be asked within that time")
 			}
