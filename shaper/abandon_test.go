@@ -66,6 +66,19 @@ func TestThePlaceIsFreeBeforeTheCallReturns(t *testing.T) {
 	})
 }
 
+func TestACheapOneLeavesWhenTheDearHeadIsCancelled(t *testing.T) {
+	play(t, "1/s burst 5 depth 9", func(g *stage) {
+		g.arrive("a", 4)     // level 4
+		g.arrive("dear", 5)  // at level 0
+		g.arrive("cheap", 1) // at level 4, but not past dear
+		g.at(1500 * ms)
+		g.cancel("dear")
+		g.saw("0s a left", "1.5s dear cancelled", "1.5s cheap left")
+		// The level was 2.5 when cheap left: it counts from then.
+		require.InDelta(t, 3.5, g.Stats().Level, 1e-9)
+	})
+}
+
 func TestAContextThatIsDoneConsumesNothing(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -100,6 +113,20 @@ func TestASlotWhoseOwnerHasGoneIsTheNextOnes(t *testing.T) {
 		require.EqualValues(t, 1, g.Stats().Abandoned)
 		require.EqualValues(t, 3, g.Stats().Departed)
 		require.Equal(t, 2, late.asked, "once at entry, once after the slot")
+	})
+}
+
+func TestASlotWhoseOwnerHasGoneGoesBackToTheBucket(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		late := newLateCancel()
+		g.arriveAll("a")
+		g.arriveWith(late, "gone", 1)
+		late.end()
+		g.at(1500 * ms)
+		require.Zero(t, g.Stats().Level)
+		g.arriveAll("c", "d")
+		g.at(10 * time.Second)
+		g.saw("0s a left", "1s gone cancelled", "1.5s c left", "2.5s d left")
 	})
 }
 

@@ -16,6 +16,43 @@ import (
 
 // This file tests WithBlock on one bucket, and then on the keys of a Group.
 
+func TestARefusedBucketStaysRefused(t *testing.T) {
+	play(t, "1/s burst 2", func(g *stage) {
+		g.arriveAll("a", "b", "c") // c finds the bucket full.
+		require.Equal(t, g.start.Add(time.Minute), g.Stats().BlockedUntil)
+		g.at(30 * time.Second) // The bucket has long been empty,
+		g.arriveAll("d")       // but d is refused, and extends nothing.
+		require.False(t, g.Allow())
+		g.at(time.Minute - ns)
+		g.arriveAll("e")
+		g.at(time.Minute)
+		require.Zero(t, g.Stats().BlockedUntil)
+		g.arriveAll("f", "g", "h")
+		g.saw("0s a left", "0s b left", "0s c full, retry 1m0s", "30s d full, retry 30s",
+			"59.999999999s e full, retry 1ns", "1m0s f left", "1m0s g left", "1m0s h full, retry 1m0s")
+		require.EqualValues(t, 5, g.Stats().QueueFull)
+	}, shaper.WithBlock(time.Minute))
+}
+
+// Close is no full line, so it begins no block; and a block hides neither that a Shaper is closed
+// nor that a request can never fit.
+func TestABlockHidesNoOtherReason(t *testing.T) {
+	play(t, "1/s depth 1", func(g *stage) {
+		g.arriveAll("a", "b")
+		require.NoError(t, g.Close())
+		g.arriveAll("c")
+		require.Zero(t, g.Stats().BlockedUntil)
+		g.saw("0s a left", "0s b closed, retry 0s", "0s c closed, retry 0s")
+	}, shaper.WithBlock(time.Hour))
+	play(t, "1/s burst 2 wait 1s", func(g *stage) {
+		g.arriveAll("a", "b", "c")
+		g.arrive("costly", 3)
+		require.NoError(t, g.Close())
+		g.arriveAll("closed")
+		g.saw("0s a left", "0s b left", "0s c full, retry 1m0s", "0s costly costly, retry 0s", "0s closed closed, retry 0s")
+	}, shaper.WithBlock(time.Minute))
+}
+
 // AllowN is judged as with Depth 0, so its refusal is the refusal of a full bucket.
 func TestARefusedAllowBlocks(t *testing.T) {
 	play(t, "1/s depth 5", func(g *stage) {
@@ -64,6 +101,23 @@ func TestABlockAdmitsReentries(t *testing.T) {
 		g.arriveAll("d")
 		g.saw("0s a left", "0s c full, retry 1m0s", "1s retry left", "2s b left", "59.999999999s d full, retry 1ns")
 	}, shaper.WithBlock(time.Minute))
+}
+
+// A cap on requests in flight works as without WithBlock.
+func TestABlockAndACap(t *testing.T) {
+	play(t, "inf depth 1 inflight 1", func(g *stage) {
+		g.acquireAll("a", "b", "c") // c finds the line full.
+		require.ErrorContains(t, g.Wait(context.Background()), "use Acquire or Do")
+		require.False(t, g.Allow())
+		g.at(time.Second)
+		g.release("a")
+		g.acquireAll("d")
+		g.at(10 * time.Second)
+		g.acquireAll("e")
+		g.release("b", "e")
+		g.saw("0s a left", "0s c full, retry 10s", "1s b left", "1s d full, retry 9s", "10s e left")
+		require.EqualValues(t, 2, g.Stats().QueueFull, "an Allow with a cap is not counted")
+	}, shaper.WithBlock(10*time.Second))
 }
 
 func TestOnlyAChangeToInfEndsABlock(t *testing.T) {

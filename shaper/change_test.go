@@ -112,6 +112,27 @@ func TestAFasterRateWakesTheTicker(t *testing.T) {
 	})
 }
 
+func TestALargerBurstLetsTheLineLeaveAtOnce(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.at(500 * ms)
+		g.set("1/s burst 3 depth 9")
+		g.at(10 * time.Second)
+		// The level was 0.5: b and c fit on top of it, d when it is 2.
+		g.saw("0s a left", "500ms b left", "500ms c left", "1s d left")
+	})
+}
+
+func TestASmallerBurstKeepsTheLevel(t *testing.T) {
+	play(t, "1/s burst 5 depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d", "e")
+		g.set("1/s burst 1 depth 9")
+		g.arriveAll("f")
+		g.at(10 * time.Second)
+		require.Contains(t, g.log, "5s f left")
+	})
+}
+
 func TestASmallerDepthDropsNobody(t *testing.T) {
 	play(t, "1/s depth 3", func(g *stage) {
 		g.arriveAll("a", "b", "c", "d")
@@ -121,6 +142,31 @@ func TestASmallerDepthDropsNobody(t *testing.T) {
 		g.arriveAll("f")
 		g.at(10 * time.Second)
 		g.saw("0s a left", "0s e full, retry 3s", "0s f full, retry 4s", "1s b left", "2s c left", "3s d left")
+	})
+}
+
+func TestToInfAndBackEmptiesTheBucket(t *testing.T) {
+	play(t, "1/s burst 2 depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.at(100 * ms)
+		g.set("inf burst 2 depth 9")
+		require.Zero(t, g.Stats().Waiting)
+		g.set("1/s burst 2 depth 9")
+		require.Zero(t, g.Stats().Level)
+		require.True(t, g.AllowN(2))
+		require.False(t, g.Allow())
+	})
+}
+
+func TestInvalidLimitsChangeNothing(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b")
+		for _, l := range []shaper.Limits{{}, {Rate: rate.Limit(math.NaN()), Depth: 9}, {Rate: 1, Depth: -1}} {
+			require.Error(t, g.SetLimits(l))
+		}
+		require.Equal(t, shaper.Limits{Rate: 1, Depth: 9}, g.Limits())
+		g.at(10 * time.Second)
+		g.saw("0s a left", "1s b left")
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -52,6 +53,17 @@ func (g *stage) keys(most int) (shown []string) {
 		shown = append(shown, fmt.Sprintf("%s weight %d: %d cost %d, %v, at %v", k.Key, k.Weight, k.Waiting, k.Cost, k.OldestWait, k.Leaves.Sub(g.start)))
 	}
 	return shown
+}
+
+func TestABurstOfOneKeyDelaysOthersByOneDeparture(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("a1", "a2", "a3", "a4", "a5", "b1", "c1")
+		g.at(350 * ms) // a2, b1 and c1 have left, and a3 has been the head of its line since a2 has.
+		g.comes("d1", "d2")
+		g.at(10 * time.Second)
+		g.saw("0s a1 left", "100ms a2 left", "200ms b1 left", "300ms c1 left", "400ms a3 left", "500ms d1 left",
+			"600ms a4 left", "700ms d2 left", "800ms a5 left")
+	}, shaper.WithFairQueue(nil))
 }
 
 // Whatever keys requests of one cost have, requests leave at the instants at which they would in
@@ -104,6 +116,16 @@ func TestKeysChangeNoInstantOfDeparture(t *testing.T) {
 	}
 }
 
+// The second request of a key leaves with the sixth departure, if three keys wait: no sooner and no later.
+func TestTheKthRequestOfAKeyLeavesWithTheKTimesNthDeparture(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "a2", "a3", "b1", "b2", "b3", "c1", "c2") // z finds no line.
+		g.at(10 * time.Second)
+		g.saw("0s z left", "100ms a1 left", "200ms b1 left", "300ms c1 left", "400ms a2 left", "500ms b2 left",
+			"600ms c2 left", "700ms a3 left", "800ms b3 left")
+	}, shaper.WithFairQueue(nil))
+}
+
 func TestSharesFollowWeights(t *testing.T) {
 	var mu sync.Mutex
 	left := make(map[string]int)
@@ -142,6 +164,30 @@ func TestSharesFollowWeights(t *testing.T) {
 		}
 		require.Greater(t, before["much"], 1700)
 	})
+}
+
+// The weight counts from the first request of a key in line until it has none.
+func TestAWeightCountsUntilTheLineOfTheKeyIsEmpty(t *testing.T) {
+	weight := 1
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "b1", "b2", "b3", "b4")
+		weight = 3
+		g.comes("a2", "a3", "a4")
+		require.Equal(t, []string{
+			"a weight 1: 4 cost 4, 0s, at 100ms", "b weight 1: 4 cost 4, 0s, at 200ms",
+		}, g.keys(9))
+		g.at(900 * ms)
+		g.saw("0s z left", "100ms a1 left", "200ms b1 left", "300ms a2 left", "400ms b2 left", "500ms a3 left",
+			"600ms b3 left", "700ms a4 left", "800ms b4 left")
+		g.comes("b5", "b6", "a5", "a6", "a7", "a8")
+		g.at(10 * time.Second)
+		g.saw("900ms b5 left", "1s a5 left", "1.1s a6 left", "1.2s b6 left", "1.3s a7 left", "1.4s a8 left")
+	}, shaper.WithFairQueue(func(key string) int {
+		if key == "a" {
+			return weight
+		}
+		return 1
+	}))
 }
 
 // A weight out of range counts as the nearest in range. The function is called outside any lock: it may call
@@ -295,6 +341,27 @@ func TestARecordingTellsWhoHasLeft(t *testing.T) {
 	})
 }
 
+// A newcomer that is too late or too costly takes no place.
+func TestARefusedNewcomerPushesNobodyOut(t *testing.T) {
+	play(t, "10/s depth 3", func(g *stage) {
+		g.comes("z", "a1", "a2", "a3")
+		late, cancel := context.WithTimeout(context.Background(), 200*ms)
+		defer cancel()
+		g.comesWith(late, "b1", 1) // It would leave after a1, at 200 ms.
+		g.saw("0s z left", "0s b1 late, retry 1ns")
+		g.comesFor("b2", 1<<31-1)
+		g.saw("0s b2 costly, retry 0s")
+		require.False(t, g.For("b").Allow(), "somebody waits")
+		require.Equal(t, 3, g.Stats().Waiting)
+		later, cancel := context.WithTimeout(context.Background(), 200*ms+1)
+		defer cancel()
+		g.comesWith(later, "b3", 1)
+		g.saw("0s a3 full, retry 100ms")
+		g.at(10 * time.Second)
+		g.saw("100ms a1 left", "200ms b3 left", "300ms a2 left")
+	}, shaper.WithFairQueue(nil))
+}
+
 // What Forecast says of each key comes true if no other comes, whatever the costs.
 func TestForecastsOfKeysComeTrue(t *testing.T) {
 	t.Parallel()
@@ -372,6 +439,29 @@ func TestMadeUpKeysStarveNobody(t *testing.T) {
 	})
 }
 
+// A key that sends its next request when the last one has left gets its share, and no more.
+func TestOneByOneGainsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 5000}, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		for i := range 9 * 400 {
+			go func() { _ = s.For(strconv.Itoa(i % 9)).Wait(context.Background()) }()
+		}
+		synctest.Wait()
+		served := 0
+		go func() {
+			for s.For("one by one").Wait(context.Background()) == nil {
+				served++
+			}
+		}()
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		require.Equal(t, 200, served, "a tenth")
+		require.NoError(t, s.Close())
+		synctest.Wait()
+	})
+}
+
 func TestKeysThatHaveLeftTakeNoMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := shaper.New(shaper.Limits{Rate: 1e6, Depth: 1 << 20}, shaper.WithFairQueue(nil))
@@ -401,30 +491,57 @@ func TestKeysThatHaveLeftTakeNoMemory(t *testing.T) {
 	})
 }
 
-func TestMethodsOfAShaperAreThoseOfTheEmptyKey(t *testing.T) {
+func TestGivingUpMovesTheRestOfTheKeyUp(t *testing.T) {
 	play(t, "10/s depth 20", func(g *stage) {
-		g.arriveAll("1", "2", "3")
-		g.comes("a1")
-		require.Equal(t, []string{" weight 9: 2 cost 2, 0s, at 100ms", "a weight 9: 1 cost 1, 0s, at 200ms"}, g.keys(9))
-		g.For("a").Hold(time.Second)
-		require.Equal(t, g.start.Add(time.Second), g.For("b").Stats().HeldUntil)
-		require.NoError(t, g.Close())
-	}, shaper.WithFairQueue(func(string) int { return 9 }))
+		g.comes("z", "a1", "a2", "a3", "b1", "b2", "b3")
+		g.at(50 * ms)
+		g.cancel("a1")
+		g.at(10 * time.Second)
+		// a2 is the head of a's line since 50 ms, and b1 since it came.
+		g.saw("0s z left", "50ms a1 cancelled", "100ms b1 left", "200ms a2 left", "300ms b2 left", "400ms a3 left", "500ms b3 left")
+	}, shaper.WithFairQueue(nil))
 }
 
-// Without the option the key makes no difference.
-func TestForOfAPlainShaperIsTheShaper(t *testing.T) {
+// The first of a line is cheap, and its key has the turn when the dear one before it gives up, even
+// if that was the head of no other line.
+func TestGivingUpMayChangeTheHeadOfAll(t *testing.T) {
 	play(t, "10/s depth 20", func(g *stage) {
-		g.comes("a1", "a2", "a3", "b1")
-		require.Nil(t, g.Keys(9))
-		require.Empty(t, g.Line(1)[0].Key)
+		g.comesFor("z", 1)
+		g.comesFor("a1", 5)
+		g.comesFor("b1", 3)
+		g.comesFor("a2", 1)
+		g.at(50 * ms)
+		g.cancel("a1")
+		require.Equal(t, []string{"a weight 1: 1 cost 1, 50ms, at 100ms", "b weight 1: 1 cost 3, 50ms, at 200ms"}, g.keys(2))
 		g.at(10 * time.Second)
-		g.saw("0s a1 left", "100ms a2 left", "200ms a3 left", "300ms b1 left")
-		require.True(t, g.For("a").AllowN(0))
-		require.False(t, g.For("a").AllowN(-1))
-		_, err := g.For("a").Forecast(-1)
-		require.Equal(t, shaper.ErrNegativeCost, err)
-	})
+		g.saw("0s z left", "50ms a1 cancelled", "100ms a2 left", "200ms b1 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+// A newcomer whose turn it is leaves at once if the bucket allows, although a dear one waits.
+func TestANewcomerWhoseTurnItIsNeedNotWaitForADearOne(t *testing.T) {
+	play(t, "10/s burst 3 depth 20", func(g *stage) {
+		g.comesFor("z", 1)
+		g.comesFor("a1", 9) // It waits for an empty bucket.
+		g.comesFor("b1", 1)
+		g.saw("0s z left", "0s b1 left")
+		g.at(10 * time.Second)
+		g.saw("200ms a1 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+// A slot that is handed on gives its key the turn back.
+func TestAnAbandonedSlotGivesTheTurnBack(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		gone := newLateCancel()
+		g.comes("z")
+		g.comesWith(gone, "a1", 3)
+		g.comes("a2", "b1", "b2", "b3", "b4")
+		gone.end()
+		g.at(10 * time.Second)
+		// a1's slot is a2's. If the key had paid 3 for a1, that slot would be b3's.
+		g.saw("0s z left", "100ms b1 left", "200ms b2 left", "300ms a1 cancelled", "300ms a2 left", "400ms b3 left", "500ms b4 left")
+	}, shaper.WithFairQueue(nil))
 }
 
 // A seat that is freed goes to the key whose turn it is.
@@ -451,6 +568,69 @@ func TestAFreedSeatGoesToTheKeyWhoseTurnItIs(t *testing.T) {
 		require.NoError(t, g.For("a").Do(context.Background(), 1, func(context.Context) error { return nil }))
 		require.Zero(t, g.Stats().InFlight)
 	}, shaper.WithFairQueue(nil))
+}
+
+// SetLimits, a hold and the Burst change when requests leave, and not which.
+func TestNothingButCostsAndWeightsTouchesTheOrder(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "a2", "a3", "b1", "b2", "c1")
+		g.at(150 * ms)
+		g.set("100/s burst 2 depth 2")
+		g.Hold(50 * ms)
+		g.comes("a4") // The line is full, and longer than the Depth; nobody in it is refused for that.
+		g.at(10 * time.Second)
+		g.saw("0s z left", "100ms a1 left", "150ms b1 left", "150ms a4 full, retry 50ms", "200ms c1 left", "200ms a2 left",
+			"210ms b2 left", "220ms a3 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+func TestTheOldestWaitIsThatOfAnyKey(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "a2")
+		g.at(110 * ms) // a1 has left.
+		g.comes("b1")
+		g.at(150 * ms)
+		require.Equal(t, 150*ms, g.Stats().OldestWait)
+		require.Equal(t, 2, g.Stats().Keys)
+		require.NoError(t, g.Close())
+	}, shaper.WithFairQueue(nil))
+}
+
+func TestShutdownLetsAllKeysLeave(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "a2", "b1")
+		go func() { g.note("shutdown " + outcome(g.Shutdown(context.Background()))) }()
+		synctest.Wait()
+		g.comes("c1")
+		g.at(10 * time.Second)
+		g.saw("0s z left", "0s c1 closed, retry 300ms", "100ms a1 left", "200ms b1 left", "300ms a2 left", "300ms shutdown left")
+	}, shaper.WithFairQueue(nil))
+}
+
+func TestMethodsOfAShaperAreThoseOfTheEmptyKey(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.arriveAll("1", "2", "3")
+		g.comes("a1")
+		require.Equal(t, []string{" weight 9: 2 cost 2, 0s, at 100ms", "a weight 9: 1 cost 1, 0s, at 200ms"}, g.keys(9))
+		g.For("a").Hold(time.Second)
+		require.Equal(t, g.start.Add(time.Second), g.For("b").Stats().HeldUntil)
+		require.NoError(t, g.Close())
+	}, shaper.WithFairQueue(func(string) int { return 9 }))
+}
+
+// Without the option the key makes no difference.
+func TestForOfAPlainShaperIsTheShaper(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("a1", "a2", "a3", "b1")
+		require.Nil(t, g.Keys(9))
+		require.Empty(t, g.Line(1)[0].Key)
+		g.at(10 * time.Second)
+		g.saw("0s a1 left", "100ms a2 left", "200ms a3 left", "300ms b1 left")
+		require.True(t, g.For("a").AllowN(0))
+		require.False(t, g.For("a").AllowN(-1))
+		_, err := g.For("a").Forecast(-1)
+		require.Equal(t, shaper.ErrNegativeCost, err)
+	})
 }
 
 func TestWhatAFairQueueDoesNotGoTogetherWith(t *testing.T) {
@@ -592,5 +772,49 @@ func TestKeysOfEachProcessTakeTurnsWithABucket(t *testing.T) {
 		}
 		require.Len(t, left, 2)
 		require.GreaterOrEqual(t, last, 1500*ms, "sixteen requests at 10/s")
+	})
+}
+
+// A retry of a Transport enters at the head of its own key's line, and not of all.
+func TestARetryIsAheadOfItsOwnKeyOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		var mu sync.Mutex
+		var sent []string
+		start := time.Now()
+		transport := shaper.Transport{
+			Limiter: s, Retry: true,
+			Key: func(r *http.Request) (string, error) {
+				if r.URL.Path == "/broken" {
+					return "", errors.New("no key")
+				}
+				return teamOf(r.URL.Path[1:]), nil
+			},
+			Base: refuser(func(r *http.Request) int {
+				mu.Lock()
+				defer mu.Unlock()
+				sent = append(sent, fmt.Sprint(time.Since(start), " ", r.URL.Path[1:]))
+				if len(sent) == 1 {
+					return http.StatusTooManyRequests
+				}
+				return http.StatusOK
+			}),
+		}
+		for _, name := range []string{"a1", "b1", "b2", "a2", "c1"} {
+			go func() {
+				r, err := http.NewRequest("GET", "http://upstream/"+name, nil)
+				require.NoError(t, err)
+				response, err := transport.RoundTrip(r)
+				require.NoError(t, err)
+				_, _ = io.Copy(io.Discard, response.Body)
+			}()
+			synctest.Wait() // a1 is refused at once, and its retry enters before the others come.
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"0s a1", "1s a1", "1.1s b1", "1.2s c1", "1.3s a2", "1.4s b2"}, sent)
+		_, err = transport.RoundTrip(httptest.NewRequest("GET", "http://upstream/broken", nil))
+		require.ErrorContains(t, err, "no key")
 	})
 }

@@ -37,6 +37,82 @@ func TestAFullTableKeepsTheKeysItHas(t *testing.T) {
 	}, shaper.WithMaxKeys(2))
 }
 
+// Whoever has emptied his bucket and makes up keys to have it deleted, or comes back
+// as a new one, has emptied it all the same.
+func TestAFullTableGivesNoFreshAllowance(t *testing.T) {
+	playKeys(t, "1 per 10s burst 3", func(g *groupStage) {
+		require.True(t, g.AllowN("a", 3))
+		require.True(t, g.AllowN("b", 1))
+		for second := range 30 {
+			g.at(time.Duration(second) * time.Second)
+			for i := range 100 {
+				g.Allow(fmt.Sprint("spoofed ", i))
+			}
+			if second < 10 {
+				require.False(t, g.AllowN("a", 1), "at %d s", second)
+			}
+			st, ok := g.of("a")
+			require.True(t, ok)
+			require.InDelta(t, 3-float64(second)/10, st.Level, 1e-9)
+		}
+	}, shaper.WithMaxKeys(2))
+}
+
+// A key in overflow waits, is refused and gives up as any other, in one line with
+// those whom it shares with, and has its seat in flight.
+func TestAnOverflowBucketHasALine(t *testing.T) {
+	playKeys(t, "1/s depth 2", func(g *groupStage) {
+		g.arriveAll("z", "a1", "a2", "a3", "a4")
+		g.at(500 * ms)
+		g.cancel("a2")
+		require.Equal(t, 1, g.Group.Stats().Waiting)
+		wait, err := g.Forecast("a", 1)
+		require.NoError(t, err)
+		require.Equal(t, 1500*ms, wait)
+		require.NoError(t, g.Close())
+		g.saw("0s z left", "0s a1 left", "0s a4 full, retry 1s", "500ms a2 cancelled", "500ms a3 closed, retry 0s")
+		require.EqualValues(t, 4, g.Group.Stats().Overflowed)
+	}, shaper.WithMaxKeys(1))
+	playKeys(t, "inf depth 9 inflight 1", func(g *groupStage) {
+		g.acquireAll("z", "a1", "a2")
+		g.at(time.Hour)
+		g.release("a1", "a1")
+		g.saw("0s z left", "0s a1 left", "1h0m0s a2 left")
+		g.release("a2")
+	}, shaper.WithMaxKeys(1))
+}
+
+// Hold holds it, for all who share it, as a key that has a bucket of its own.
+func TestAnOverflowBucketCanBeHeld(t *testing.T) {
+	playKeys(t, "1/s depth 2", func(g *groupStage) {
+		g.limit("z", "1/h")
+		g.arriveAll("z")
+		g.Hold("a", time.Minute)
+		g.arriveAll("a1")
+		g.at(30 * time.Second)
+		g.Hold("a", 0)
+		g.at(time.Hour)
+		g.saw("0s z left", "30s a1 left")
+	}, shaper.WithMaxKeys(1))
+}
+
+func TestOverflowEndsWhenBucketsDrain(t *testing.T) {
+	playKeys(t, "1/s", func(g *groupStage) {
+		require.True(t, g.Allow("a"))
+		require.True(t, g.Allow("b"))
+		require.EqualValues(t, 1, g.Group.Stats().Overflowed)
+		g.wasAsked()
+		require.False(t, g.Allow("b"))
+		require.Equal(t, []string{"b"}, g.wasAsked(), "a key that shares is asked for at each call")
+		g.at(2 * time.Second)
+		require.Zero(t, g.Group.Stats().Keys)
+		require.True(t, g.Allow("b"))
+		require.EqualValues(t, 2, g.Group.Stats().Overflowed)
+		require.Equal(t, map[string]float64{"b": 1}, g.levels())
+		require.False(t, g.Allow("b"))
+	}, shaper.WithMaxKeys(1))
+}
+
 // Its own bucket goes on from where the shared one is, or whoever can fill the table
 // and empty it would have a fresh Burst each time.
 func TestABucketOfItsOwnIsNoFreshBurst(t *testing.T) {
@@ -112,6 +188,20 @@ func TestAKeyThatLeavesOverflowKeepsToItsCap(t *testing.T) {
 	}, shaper.WithMaxKeys(1))
 }
 
+// A hold of the bucket that a key has been sharing ends by Hold(0), whether the table
+// has room again or not.
+func TestAHoldFromOverflowCanBeEnded(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.arriveAll("z")
+		g.Hold("a", time.Hour)
+		g.at(2 * time.Second)
+		require.Zero(t, g.Group.Stats().Keys)
+		g.Hold("a", 0)
+		g.arriveAll("a1")
+		g.saw("0s z left", "2s a1 left")
+	}, shaper.WithMaxKeys(1))
+}
+
 // Whoever floods the keys of one rule does not keep the keys of another out.
 func TestAFloodOfOneRuleLeavesTheOthersIn(t *testing.T) {
 	playKeys(t, "1/h", func(g *groupStage) {
@@ -124,6 +214,19 @@ func TestAFloodOfOneRuleLeavesTheOthersIn(t *testing.T) {
 		g.at(100 * ms)
 		require.True(t, g.Allow("search"))
 	}, shaper.WithMaxKeys(100))
+}
+
+// An overflow bucket keeps the timer until it is drained, and no longer.
+func TestOverflowBucketsDrain(t *testing.T) {
+	playKeys(t, "1/s", func(g *groupStage) {
+		g.limit("b", "1/h")
+		require.True(t, g.Allow("a"))
+		require.True(t, g.Allow("b"))
+		g.at(time.Hour - ns)
+		require.Zero(t, g.Group.Stats().Keys)
+		g.at(time.Hour + time.Second)
+		g.alone()
+	}, shaper.WithMaxKeys(1))
 }
 
 func TestTheDefaultOfMaxKeys(t *testing.T) {

@@ -346,6 +346,38 @@ func TestCloseRefusesThoseInAllLines(t *testing.T) {
 	})
 }
 
+func TestShutdownLetsAllLinesLeave(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.limit("s", "1 per 10s depth 9")
+		g.arriveAll("a1", "a2", "s1", "s2", "b1", "b2", "b3")
+		go g.shutDown()
+		synctest.Wait()
+		g.at(500 * ms)
+		g.arriveAll("a3", "s3", "new")
+		g.saw("0s a1 left", "0s s1 left", "0s b1 left",
+			"500ms a3 closed, retry 500ms", "500ms s3 closed, retry 9.5s", "500ms new closed, retry 0s")
+		require.Equal(t, []string{"a", "s", "b"}, g.wasAsked(), "no new key is asked for")
+		g.at(5 * time.Second)
+		g.cancel("b3")
+		g.at(time.Minute)
+		require.Equal(t, byInstant([]string{"1s a2 left", "1s b2 left", "2s b3 left", "10s s2 left", "10s shut down: <nil>"}),
+			byInstant(g.log))
+		require.Zero(t, g.Group.Stats().Keys)
+		g.alone()
+	})
+}
+
+func TestShutdownOfAGroupWithoutLinesIsDoneAtOnce(t *testing.T) {
+	playKeys(t, "1/h depth 9", func(g *groupStage) {
+		g.arriveAll("a1")
+		require.NoError(t, g.Shutdown(closedContext()))
+		require.NoError(t, g.Shutdown(closedContext()))
+		g.alone()
+		g.arriveAll("a2")
+		g.saw("0s a1 left", "0s a2 closed, retry 0s")
+	})
+}
+
 func TestShutdownOfAGroupThatIsGivenUpGoesOn(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
 		g.arriveAll("a1", "a2", "b1", "b2", "b3")
@@ -380,6 +412,32 @@ func TestShutdownOfAGroupThatIsGivenUpGoesOn(t *testing.T) {
 		g.at(2 * time.Second)
 		g.saw("0s a1 left", "0s b1 left", "1s b2 left", "2s b3 left")
 		require.Zero(t, g.Group.Stats().Keys, "nobody has to wait for the end of the lines")
+	})
+}
+
+// A line of keys that share a bucket is one of those that a Shutdown lets leave.
+func TestShutdownLetsTheLinesOfSharedBucketsLeave(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.arriveAll("a1", "b1", "b2", "b3")
+		require.Equal(t, 1, g.Group.Stats().Keys)
+		go g.shutDown()
+		g.at(500 * ms)
+		g.arriveAll("b4")
+		g.at(time.Minute)
+		g.saw("0s a1 left", "0s b1 left", "500ms b4 closed, retry 0s", "1s b2 left", "2s b3 left", "2s shut down: <nil>")
+	}, shaper.WithMaxKeys(1))
+}
+
+func TestSeatsComeBackAfterClose(t *testing.T) {
+	playKeys(t, "inf depth 9 inflight 1", func(g *groupStage) {
+		g.acquireAll("a1", "a2", "b1")
+		require.NoError(t, g.Close())
+		g.release("a1", "a2", "b1", "a1")
+		g.saw("0s a1 left", "0s b1 left", "0s a2 closed, retry 0s")
+		g.acquireAll("a3")
+		g.release("a3")
+		g.saw("0s a3 closed, retry 0s")
+		g.alone()
 	})
 }
 

@@ -62,6 +62,43 @@ func TestNobodyOvertakesALineThatWaitsForASeat(t *testing.T) {
 	})
 }
 
+// Who comes while the line is empty, but all seats are taken, waits for one.
+func TestASeatIsOneRequestWhateverItsCost(t *testing.T) {
+	play(t, "10/s burst 9 depth 9 inflight 2", func(g *stage) {
+		g.acquire("five", 5)
+		g.acquire("nothing", 0)
+		g.acquire("one", 1)
+		require.Equal(t, 2, g.Stats().InFlight)
+		g.acquire("three", 3)
+		g.saw("0s five left", "0s nothing left", "0s one left")
+		g.release("nothing")
+		require.Equal(t, 2, g.Stats().InFlight, "a cost of 0 takes no seat")
+		g.release("five")
+		g.saw("0s three left")
+	})
+}
+
+func TestReleaseTwiceFreesOneSeat(t *testing.T) {
+	play(t, "inf depth 9 inflight 2", func(g *stage) {
+		g.acquireAll("a", "b", "c", "d")
+		g.release("a", "a")
+		g.saw("0s a left", "0s b left", "0s c left")
+		require.Equal(t, 2, g.Stats().InFlight)
+		// c has the seat that a had. It is c's to give back.
+		g.release("a")
+		g.saw()
+		g.release("c")
+		g.saw("0s d left")
+		for range 3 {
+			g.release("a", "b", "c", "d")
+		}
+		require.Zero(t, g.Stats().InFlight)
+		g.acquireAll("e", "f", "g")
+		g.saw("0s e left", "0s f left")
+		require.NoError(t, g.Close())
+	})
+}
+
 // Every call of Acquire returns a release that can be deferred unseen, and the
 // errors of WaitN.
 func TestAcquireThatFailsTakesNoSeat(t *testing.T) {
@@ -429,6 +466,19 @@ func TestDoThatIsRefusedRunsNothing(t *testing.T) {
 			require.Zero(t, g.Stats().InFlight)
 		})
 	}
+}
+
+func TestDoWorksWithoutACap(t *testing.T) {
+	play(t, "10/s depth 9", func(g *stage) {
+		var left []time.Duration
+		for range 3 {
+			require.NoError(t, g.Do(context.Background(), 1, func(context.Context) error {
+				left = append(left, time.Since(g.start))
+				return nil
+			}))
+		}
+		require.Equal(t, []time.Duration{0, 100 * ms, 200 * ms}, left)
+	})
 }
 
 // However a function ends, its seat is free once.

@@ -92,6 +92,42 @@ func TestLinePredictsEachDeparture(t *testing.T) {
 	}
 }
 
+// While all seats are taken Leaves is the estimate that Forecast gives a newcomer, for each
+// place; and a retry stands before those who came first.
+func TestLineWithACapAndARetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mustMake(t, shaper.Limits{Rate: rate.Inf, Depth: 10, InFlight: 1})
+		release, err := s.Acquire(t.Context(), 1)
+		require.NoError(t, err)
+		time.Sleep(100 * msec)
+		release()
+		release, err = s.Acquire(t.Context(), 1)
+		require.NoError(t, err)
+		now := time.Now()
+		ends := make(chan func(), 3)
+		acquire := func(_ context.Context, n int) error {
+			release, err := s.Acquire(context.Background(), n)
+			ends <- release
+			return err
+		}
+		wait, err := s.Forecast(1)
+		require.NoError(t, err)
+		enters(acquire, 1, 2)
+		go func() { release, _ := shaper.EnterAsReentry(s, context.Background(), 7); ends <- release }()
+		synctest.Wait()
+		require.Equal(t, 100*msec, wait)
+		require.Equal(t, []shaper.Waiter{
+			{Cost: 7, Since: now, Leaves: now.Add(100 * msec)},
+			{Cost: 1, Since: now, Leaves: now.Add(200 * msec)},
+			{Cost: 2, Since: now, Leaves: now.Add(300 * msec)},
+		}, s.Line(9))
+		release()
+		for range 3 {
+			(<-ends)()
+		}
+	})
+}
+
 // While all seats are taken the bucket empties. What it has not leaked since then must not be
 // credited to those who wait, or all of them would be shown to leave at once.
 func TestLineWithACapDoesNotShowAStampede(t *testing.T) {

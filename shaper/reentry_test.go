@@ -88,6 +88,30 @@ func TestAReentryWaitsWithoutDepth(t *testing.T) {
 	})
 }
 
+func TestAReentryLeavesAtOnceIfItMay(t *testing.T) {
+	ctx := context.Background()
+	playReentries(t, Limits{Rate: 10, Burst: 5, Depth: 9}, func(t *testing.T, r *reentries) {
+		r.enters(ctx, "again", 1, reentry)
+		r.enters(ctx, "a", 3, newcomer)
+		r.enters(ctx, "dear", 5, newcomer) // It waits for an empty bucket,
+		r.enters(ctx, "again", 1, reentry) // and this one needs none.
+		r.sleepUntil(time.Minute)
+		require.Equal(t, []string{"0s again", "0s a", "0s again", "500ms dear"}, r.left)
+	})
+	// It became the head just now: it is not late, however long its slot is past.
+	playReentries(t, Limits{Rate: 10, Burst: 50, Depth: 9}, func(t *testing.T, r *reentries) {
+		r.enters(ctx, "a", 40, newcomer)
+		r.enters(ctx, "dear", 60, newcomer)
+		r.sleepUntil(3 * time.Second)
+		r.enters(ctx, "again", 1, reentry)
+		require.Equal(t, []string{"0s a", "3s again"}, r.left)
+		st := r.Stats()
+		require.Zero(t, st.Missed)
+		require.Equal(t, 11., st.Level)
+		r.sleepUntil(time.Minute)
+	})
+}
+
 // The hold that follows a refusal is for it too, and so is the cap.
 func TestAReentryWaitsForTheHoldAndForASeat(t *testing.T) {
 	ctx := context.Background()
@@ -115,6 +139,28 @@ func TestAReentryWaitsForTheHoldAndForASeat(t *testing.T) {
 			require.Equal(t, line, r.Stats().Waiting)
 		})
 	}
+}
+
+// Its context counts as any other's does.
+func TestAReentryCanBeTooLateOrGiveUp(t *testing.T) {
+	playReentries(t, Limits{Rate: 10, Depth: 9}, func(t *testing.T, r *reentries) {
+		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+		defer cancel()
+		r.enters(context.Background(), "a", 1, newcomer)
+		r.Hold(time.Second)
+		r.enters(ctx, "late", 1, reentry)
+		r.Hold(0)
+		r.enters(context.Background(), "b", 1, newcomer)
+		r.enters(ctx, "gone", 1, reentry)
+		cancel()
+		synctest.Wait()
+		r.enters(ctx, "done", 1, reentry)
+		r.sleepUntil(time.Minute)
+		require.Equal(t, []string{
+			"0s a", "0s late: shaper: would leave too late (retry after 500.000001ms)",
+			"0s gone: context canceled", "0s done: context canceled", "100ms b",
+		}, r.left)
+	})
 }
 
 // Ahead of it are those like it, whom its deadline has to bear; the newcomers it
@@ -161,6 +207,31 @@ func TestATickerThatHasNothingToWaitForSetsNoTimer(t *testing.T) {
 		first.end()
 		r.sleepUntil(time.Second)
 		require.Equal(t, []string{"100ms b"}, r.left)
+	})
+}
+
+// A seat that comes back is the head's before release returns, and the end of a
+// hold its slot: the ticker, who may be late, is not waited for.
+func TestASeatThatIsReleasedIsHandedOn(t *testing.T) {
+	ctx := context.Background()
+	requireNoLine := func(t *testing.T, r *reentries) {
+		r.Shaper.mu.Lock() // Without looking for who is due, as every method does.
+		defer r.Shaper.mu.Unlock()
+		require.Zero(t, r.flow.line.len)
+	}
+	playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
+		first, err := r.acquire(ctx, 1, newcomer)
+		require.NoError(t, err)
+		r.enters(ctx, "b", 1, newcomer)
+		r.sleepUntil(time.Second)
+		first.end()
+		requireNoLine(t, r)
+	})
+	playReentries(t, Limits{Rate: 10, Depth: 9}, func(t *testing.T, r *reentries) {
+		r.Hold(time.Minute)
+		r.enters(ctx, "a", 1, newcomer)
+		r.Hold(0)
+		requireNoLine(t, r)
 	})
 }
 

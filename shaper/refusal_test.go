@@ -61,6 +61,19 @@ func TestAMissedDeadlineIsDeadlineExceeded(t *testing.T) {
 	})
 }
 
+// A deadline may have passed on a context that has not noticed.
+func TestAPassedDeadlineOnALiveContextIsTooLate(t *testing.T) {
+	play(t, "10/s depth 9", func(g *stage) {
+		for _, ago := range []time.Duration{0, 1, time.Hour, 290 * 365 * 24 * time.Hour} {
+			err := g.Wait(overdue{context.Background(), time.Now().Add(-ago)})
+			require.ErrorIs(t, err, shaper.ErrTooLate)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+		require.EqualValues(t, 4, g.Stats().TooLate)
+		require.Zero(t, g.Stats().Level)
+	})
+}
+
 // On the real clock too, where time goes on between the reading of the deadline
 // and the lock, and a deadline may lie further back than a duration reaches.
 func TestADeadlineOfAnotherAgeIsTooLate(t *testing.T) {
@@ -120,6 +133,19 @@ func TestNothingReachesBeyondTheHorizon(t *testing.T) {
 		// The line now reaches four years ahead.
 		g.saw("0s f late, retry 26280h0m0s")
 		require.NoError(t, g.Close())
+	})
+}
+
+func TestWhyARequestIsRefused(t *testing.T) {
+	play(t, "1/s", func(g *stage) {
+		g.arriveAll("a")
+		err := g.Wait(context.Background())
+		require.EqualError(t, err, "shaper: queue is full (retry after 1s)")
+		require.True(t, errors.Unwrap(err) == shaper.ErrQueueFull)
+		require.EqualError(t, g.WaitN(context.Background(), 2), "shaper: costs more than can ever fit")
+		require.NoError(t, g.Close())
+		require.EqualError(t, g.Wait(context.Background()), "shaper: closed")
+		require.EqualError(t, &shaper.RejectError{}, "shaper: refused", "somebody's own, in a test of his handler")
 	})
 }
 

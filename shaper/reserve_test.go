@@ -109,6 +109,23 @@ func TestWhatHasDrainedDoesNotComeBack(t *testing.T) {
 	})
 }
 
+// An earlier reservation that is given back lowers the level just before later departures, too.
+func TestAnEarlierRefundLeavesLessForTheOthers(t *testing.T) {
+	playReserving(t, "1/s burst 20 depth 9", func(g *reserving) {
+		g.reserve("a", 4)
+		g.reserve("b", 4)
+		g.at(3 * time.Second) // The level is 5.
+		g.reserve("c", 10)
+		g.settle("b", 0) // All 4: the level was 5 just before c, and is 1 there from now on.
+		require.InDelta(t, 11, g.Stats().Level, 1e-9)
+		g.settle("a", 0)
+		require.InDelta(t, 10, g.Stats().Level, 1e-9)
+		g.settle("c", 0)
+		require.Zero(t, g.Stats().Level)
+		require.Equal(t, [4]int{0, 15, 0, 3}, figures(g.Stats()))
+	})
+}
+
 // exactLevel returns the level as a fraction.
 func exactLevel(t *testing.T, s *shaper.Shaper) string {
 	t.Helper()
@@ -243,6 +260,71 @@ func TestAChargeDelaysThoseInLine(t *testing.T) {
 	})
 }
 
+func TestAnUnknownCostKeepsTheEstimate(t *testing.T) {
+	playReserving(t, "10/s burst 10 depth 9", func(g *reserving) {
+		g.reserve("a", 6)
+		g.settle("a", -1)
+		require.InDelta(t, 6, g.Stats().Level, 1e-9)
+		g.settle("a", 0)
+		require.InDelta(t, 6, g.Stats().Level, 1e-9, "settled already")
+		require.Equal(t, [4]int{}, figures(g.Stats()))
+		g.reserve("b", 4) // and never settles
+		g.settle("b", math.MinInt)
+		g.reserve("c", 1)
+		g.at(time.Minute)
+		g.saw("0s a left", "0s b left", "100ms c left")
+		require.Equal(t, [4]int{1, 0, 0, 0}, figures(g.Stats()))
+	})
+}
+
+func TestAnEstimateOfZeroOnlyCharges(t *testing.T) {
+	playReserving(t, "10/s burst 2 depth 9 inflight 1", func(g *reserving) {
+		g.acquireAll("a") // It has the only seat.
+		g.reserve("b", 0)
+		g.reserve("c", -1)
+		g.reserveWith(closedContext(), "d", 0)
+		g.saw("0s a left", "0s b left", "0s c shaper: cost is negative", "0s d cancelled")
+		g.settle("c", 5)
+		g.settle("d", 5)
+		require.InDelta(t, 1, g.Stats().Level, 1e-9, "an error has nothing to settle")
+		g.settle("b", 5)
+		require.InDelta(t, 6, g.Stats().Level, 1e-9)
+		st := g.Stats()
+		require.Equal(t, [4]int{0, 0, 5, 0}, figures(st))
+		require.Equal(t, 1, st.InFlight)
+		require.EqualValues(t, 1, st.Departed)
+	})
+}
+
+func TestAnEstimateAboveBurstWaitsForAnEmptyBucket(t *testing.T) {
+	playReserving(t, "10/s burst 2 depth 9", func(g *reserving) {
+		g.arrive("a", 2)
+		g.reserve("b", 100)
+		g.arriveAll("c")
+		g.at(time.Second) // 800 ms after b has left
+		g.settle("b", 8)
+		g.at(time.Minute)
+		g.saw("0s a left", "200ms b left", "1s c left")
+	})
+}
+
+func TestSettleAfterCloseAndTwice(t *testing.T) {
+	playReserving(t, "10/s burst 10 depth 9", func(g *reserving) {
+		g.reserve("a", 6)
+		g.reserve("b", 4)
+		g.reserve("c", 1)
+		require.NoError(t, g.Close())
+		g.saw("0s a left", "0s b left", "0s c closed, retry 0s")
+		g.settle("a", 2)
+		g.settle("a", 2)
+		g.settle("b", 5)
+		g.settle("b", 0)
+		g.settle("c", 0)
+		require.InDelta(t, 7, g.Stats().Level, 1e-9)
+		require.Equal(t, [4]int{0, 4, 1, 0}, figures(g.Stats()))
+	})
+}
+
 // Whoever settles, and how often: once counts.
 func TestOneOfManySettlesCounts(t *testing.T) {
 	s, err := shaper.New(shaper.Limits{Rate: 0.01, Burst: 100_000})
@@ -259,6 +341,24 @@ func TestOneOfManySettlesCounts(t *testing.T) {
 	all.Wait()
 	require.Equal(t, [4]int{0, 50 * 60, 0, 0}, figures(s.Stats()))
 	require.InDelta(t, 50*41, s.Stats().Level, 1)
+}
+
+func TestReserveGivesItsSeatBack(t *testing.T) {
+	playReserving(t, "100/s burst 10 depth 9 inflight 1", func(g *reserving) {
+		g.reserve("a", 4)
+		g.reserve("b", 4)
+		g.reserve("c", 4)
+		g.at(time.Second)
+		g.settle("a", 9)
+		g.settle("a", 9)
+		g.at(2 * time.Second)
+		g.settle("b", -1)
+		g.at(3 * time.Second)
+		g.saw("0s a left", "1s b left", "2s c left")
+		require.Equal(t, 1, g.Stats().InFlight)
+		g.settle("c", 4)
+		require.Zero(t, g.Stats().InFlight)
+	})
 }
 
 // However a function ends, its seat is free once, and without a cost its estimate stands.
@@ -339,6 +439,23 @@ func TestForgottenReservationsAreBounded(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
+// A request that gives up, or whose slot is handed on, reserves nothing.
+func TestOneThatGivesUpReservesNothing(t *testing.T) {
+	playReserving(t, "10/s burst 10 depth 9", func(g *reserving) {
+		g.reserve("a", 10)
+		g.reserve("b", 10) // after 1 s
+		g.reserve("c", 10) // after 2 s
+		g.cancel("b")
+		late := newLateCancel()
+		g.reserveWith(late, "d", 10)
+		late.end()
+		g.arriveAll("e")
+		g.at(time.Minute)
+		g.saw("0s a left", "0s b cancelled", "1s c left", "2s d cancelled", "2s e left")
+		require.Equal(t, 20, g.Stats().Reserved)
+	})
+}
+
 // In a dry run nobody waits, and a settle changes the shadow when the request has left that.
 func TestInADryRunASettleChangesTheShadow(t *testing.T) {
 	playReserving(t, "10/s burst 10 depth 2", func(g *reserving) {
@@ -372,6 +489,25 @@ func TestInADryRunASettleChangesTheShadow(t *testing.T) {
 		c(-1)
 		require.Equal(t, [4]int{0, 6 + 8, 0, 0}, figures(g.Stats()))
 	}, shaper.WithDryRun())
+}
+
+// A change of the rate keeps what may come back as so many units.
+func TestAChangedRateKeepsWhatMayComeBack(t *testing.T) {
+	playReserving(t, "7/s burst 30 depth 9", func(g *reserving) {
+		g.reserve("a", 20)
+		g.at(time.Second) // 13
+		g.arrive("b", 3)  // 16
+		g.set("13/min burst 30 depth 9")
+		g.at(time.Second + 3*time.Minute/13) // 13
+		g.set("3/s burst 30 depth 9")
+		g.settle("a", 0)
+		require.InDelta(t, 0, g.Stats().Level, 1e-6)
+		require.Equal(t, 13, figures(g.Stats())[1])
+		g.set("inf depth 9")
+		g.reserve("c", 20)
+		g.settle("c", 0)
+		require.Equal(t, 7+20, figures(g.Stats())[3], "at rate.Inf all has drained at once")
+	})
 }
 
 // A snapshot does not know of what is open, so after a restart estimates stand.
@@ -488,4 +624,32 @@ func TestInASharedBucketTheEstimateStands(t *testing.T) {
 		require.Equal(t, [4]int{5, 0, 0, 0}, figures(s.Stats()))
 		require.Equal(t, [4]int{5, 0, 0, 0}, figures(g.Limiter("key").Stats()))
 	})
+}
+
+// With a fair queue a settle lets those in line leave sooner, in the order of their turns; one that is pushed
+// out of the line has reserved nothing.
+func TestASettleKeepsTheTurnsOfAFairQueue(t *testing.T) {
+	playReserving(t, "10/s burst 10 depth 3", func(g *reserving) {
+		reserve := func(name string, estimate int) {
+			go func() {
+				settle, err := g.For(teamOf(name)).Reserve(context.Background(), estimate)
+				g.mu.Lock()
+				g.settles[name] = settle
+				g.mu.Unlock()
+				g.note(name + " " + outcome(err))
+			}()
+			synctest.Wait()
+		}
+		reserve("a1", 10)
+		reserve("a2", 5)
+		reserve("a3", 5)
+		reserve("a4", 5)
+		reserve("b1", 5) // pushes a4 out
+		g.at(100 * ms)
+		g.settle("a4", 0)
+		g.settle("a1", 1) // 9 units have not drained, and come back
+		g.at(time.Minute)
+		g.saw("0s a1 left", "0s a4 full, retry 500ms", "100ms a2 left", "100ms b1 left", "600ms a3 left")
+		require.Equal(t, [4]int{15, 9, 0, 0}, figures(g.Stats()))
+	}, shaper.WithFairQueue(nil))
 }

@@ -56,6 +56,18 @@ func TestShutdownLetsTheLineLeave(t *testing.T) {
 
 func (g *stage) shutDown() { g.note(fmt.Sprint("shut down: ", g.Shutdown(context.Background()))) }
 
+func TestShutdownOfAnEmptyLineIsDoneAtOnce(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		done, cancel := context.WithCancel(context.Background())
+		cancel()
+		g.arriveAll("a")
+		require.NoError(t, g.Shutdown(done))
+		require.NoError(t, g.Shutdown(done))
+		g.arriveAll("b")
+		g.saw("0s a left", "0s b closed, retry 0s")
+	})
+}
+
 func TestShutdownThatIsGivenUpGoesOn(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		g.arriveAll("a", "b", "c")
@@ -117,6 +129,30 @@ func TestTheOuterOfTwoLinesEndsFirst(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestCloseOvertakesShutdown(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b")
+		for range 3 {
+			go g.shutDown()
+		}
+		g.at(500 * ms)
+		require.NoError(t, g.Close())
+		synctest.Wait()
+		require.ElementsMatch(t, g.log, []string{"0s a left", "500ms b closed, retry 0s",
+			"500ms shut down: <nil>", "500ms shut down: <nil>", "500ms shut down: <nil>"})
+	})
+}
+
+func TestTheLastInLineMayEndAShutdownByLeavingIt(t *testing.T) {
+	play(t, "1/h depth 9", func(g *stage) {
+		g.arriveAll("a", "b")
+		go g.shutDown()
+		g.at(time.Second)
+		g.cancel("b")
+		require.ElementsMatch(t, g.log, []string{"0s a left", "1s b cancelled", "1s shut down: <nil>"})
+	})
 }
 
 // Close and Shutdown may be called from every hook: no hook runs on the

@@ -49,6 +49,77 @@ func TestStatsAreTheStateOfOneInstant(t *testing.T) {
 	}, shaper.WithName("api"))
 }
 
+// What Stats says is free is what Forecast lets leave at once, and no more, at rates that a float
+// does not hold exactly too.
+func TestFreeIsTheGreatestCostThatMayLeaveNow(t *testing.T) {
+	for _, limits := range []string{"7/s burst 5", "0.7/s burst 21 depth 3", "1 per 3s burst 3", "4/s burst 6 depth 1", "1/s"} {
+		t.Run(limits, func(t *testing.T) {
+			play(t, limits, func(g *stage) {
+				seen := map[int]bool{}
+				for step := range 200 {
+					st := g.Stats()
+					for n, free := range map[int]bool{st.Free: st.Free > 0, st.Free + 1: false} {
+						if n < 1 || n > max(1, st.Limits.Burst) {
+							continue
+						}
+						wait, err := g.Forecast(n)
+						require.Equal(t, free, err == nil && wait == 0, "a cost of %d at %+v", n, st)
+					}
+					require.Equal(t, st.Level > 0, !st.EmptyAt.IsZero())
+					seen[st.Free] = true
+					g.AllowN(step%3 + 1)
+					g.at(time.Since(g.start) + time.Duration(step*step%17)*97*ms)
+				}
+				require.True(t, seen[0] && seen[max(1, g.Limits().Burst)], "%v", seen)
+			})
+		})
+	}
+}
+
+func TestNothingIsFreeForANewcomerThatCannotLeave(t *testing.T) {
+	free := func(s *shaper.Shaper) int { return s.Stats().Free }
+	play(t, "1/s burst 3 depth 2 inflight 2", func(g *stage) {
+		require.Equal(t, 3, free(g.Shaper))
+		first, err := g.Acquire(context.Background(), 1)
+		require.NoError(t, err)
+		require.Equal(t, 2, free(g.Shaper))
+		second, err := g.Acquire(context.Background(), 1)
+		require.NoError(t, err)
+		require.Zero(t, free(g.Shaper), "all seats are taken")
+		require.Equal(t, g.start.Add(2*time.Second), g.Stats().EmptyAt)
+		first()
+		second()
+		require.Equal(t, 1, free(g.Shaper))
+		g.Hold(time.Minute)
+		require.Zero(t, free(g.Shaper))
+		g.Hold(0)
+		require.Equal(t, 1, free(g.Shaper))
+		require.NoError(t, g.Close())
+		require.Zero(t, free(g.Shaper))
+	})
+	play(t, "1/s burst 3 depth 2", func(g *stage) {
+		g.arriveAll("a", "b")
+		g.arrive("c", 3)
+		require.Zero(t, free(g.Shaper), "c waits until the level is 0, and none overtakes it")
+		g.at(10 * time.Second)
+		require.Equal(t, 3, free(g.Shaper))
+	})
+	play(t, "1/s burst 3", func(g *stage) {
+		require.True(t, g.AllowN(3))
+		require.False(t, g.Allow())
+		g.at(2 * time.Second)
+		st := g.Stats()
+		require.Zero(t, st.Free)
+		require.Equal(t, g.start.Add(time.Minute), st.BlockedUntil)
+		require.Equal(t, g.start.Add(3*time.Second), st.EmptyAt)
+	}, shaper.WithBlock(time.Minute))
+	play(t, "inf", func(g *stage) {
+		require.True(t, g.Allow())
+		require.Equal(t, math.MaxInt, free(g.Shaper))
+		require.Zero(t, g.Stats().EmptyAt)
+	})
+}
+
 // A call is counted when it returns, so one that waits is not the last yet.
 func TestLastCallIsTheEntryOfTheLastCountedCall(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
