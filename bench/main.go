@@ -53,21 +53,33 @@ func experiments() []run.Experiment {
 	}
 }
 
-// endings are the signals that end the program in good order.
-var endings = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE}
-
 func main() {
 	run.Child()
 	// Debian keeps servers in sbin, which only root has in its PATH.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+string(os.PathListSeparator)+"/usr/sbin"); err != nil {
 		log.Fatalf("bench: %v", err)
 	}
-	// Whatever asks this program to end, even if nothing reads its output: proxies must not stay
-	// behind.
-	ctx, release := signal.NotifyContext(context.Background(), endings...)
-	status := measureAll(ctx, experiments(), os.Args[1:], os.Stdout, os.Stderr)
+	// Whatever asks this program to end: proxies must not stay behind.
+	ctx, release := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	// SIGPIPE comes for a connection of an experiment, too, so what counts is the error of the write.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	status := measureAll(ctx, experiments(), os.Args[1:], output{os.Stdout, release}, output{os.Stderr, release})
 	release()
 	os.Exit(status)
+}
+
+// An output ends the program if nothing reads what it shows.
+type output struct {
+	io.Writer
+	end func()
+}
+
+func (o output) Write(text []byte) (int, error) {
+	n, err := o.Writer.Write(text)
+	if err != nil {
+		o.end()
+	}
+	return n, err
 }
 
 // measureAll is the whole program but for its children. It returns the exit status. The end

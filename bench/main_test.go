@@ -88,6 +88,17 @@ func TestInterruptEndsTheRunAndWritesNothing(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(folder, "results.md"))
 }
 
+func TestTheRunEndsIfNothingReadsIt(t *testing.T) {
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer w.Close()
+	require.NoError(t, r.Close())
+	ctx, end := context.WithCancel(t.Context())
+	var stderr bytes.Buffer
+	require.Equal(t, exitInterrupted, measureAll(ctx, fakes(), []string{"-out", ""}, output{w, end}, &stderr))
+	require.Equal(t, "bench: 1 of 1\nbench: interrupted, nothing written\n", stderr.String())
+}
+
 func TestHelpAndListMeasureNothing(t *testing.T) {
 	status, stdout, stderr := running(t.Context(), "-h")
 	require.Equal(t, exitOK, status)
