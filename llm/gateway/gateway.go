@@ -214,7 +214,7 @@ func onlyGzip(h http.Header) {
 	h.Set("Accept-Encoding", "identity")
 	for coding := range strings.SplitSeq(accepted, ",") {
 		name, weight, _ := strings.Cut(coding, ";")
-		q, err := strconv.ParseFloat(strings.TrimPrefix(strings.TrimSpace(weight), "q="), 64)
+		q, err := strconv.ParseFloat(strings.TrimPrefix(strings.ToLower(strings.TrimSpace(weight)), "q="), 64)
 		if strings.EqualFold(strings.TrimSpace(name), "gzip") && (err != nil || q > 0) { // Without a weight it is 1.
 			h.Set("Accept-Encoding", "gzip")
 		}

@@ -110,7 +110,7 @@ func TestARetrySpreadIsInTheBodyToo(t *testing.T) {
 func TestOnlyGzipIsAskedForWhereItIsAccepted(t *testing.T) {
 	for accepted, asked := range map[string]string{
 		"": "", "gzip": "gzip", "br, GZIP;q=0.5": "gzip", "gzip;q=1": "gzip", "br;q=1,gzip": "gzip",
-		"gzip;q=0": "identity", "gzip; q=0.000, br": "identity", "br": "identity", "identity": "identity", "not-gzip": "identity",
+		"gzip;q=0": "identity", "gzip;Q=0": "identity", "gzip; q=0.000, br": "identity", "br": "identity", "identity": "identity", "not-gzip": "identity",
 	} {
 		next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			require.Equal(t, asked, r.Header.Get("Accept-Encoding"), accepted)
