@@ -235,6 +235,25 @@ func TestWhoWouldLeaveLastIsRefused(t *testing.T) {
 	}, shaper.WithFairQueue(nil))
 }
 
+// A dear request may be pushed out as the head of the line. The cheaper ones behind it could not leave before, so
+// none of them counts as late.
+func TestAHeadThatIsPushedOutLeavesNoneLate(t *testing.T) {
+	play(t, "1/s burst 6 depth 2", func(g *stage) {
+		g.comesFor("z", 6)
+		g.comesFor("d", 5)
+		g.comesFor("a", 4)
+		g.at(5 * time.Second)
+		g.comes("c") // It costs its key as much as d does, which came earlier.
+		g.at(8 * time.Second)
+		g.saw("0s z left", "4s a left")
+		g.comes("b")
+		g.comesFor("e", 2) // c and b have taken up 2 of the 4 units that had drained.
+		g.at(10 * time.Second)
+		g.saw("8s d full, retry 1ns", "8s c left", "8s b left", "8s e left")
+		require.Zero(t, g.Stats().Missed)
+	}, shaper.WithFairQueue(nil))
+}
+
 // A request that is pushed out is told as a refusal after a wait, with its key, and the newcomer
 // as one that has entered.
 func TestARefusalAfterAWaitIsToldWithItsKey(t *testing.T) {

@@ -348,20 +348,29 @@ func (sf *sharedFlow) nextPatienceEndsLocked() int64 {
 // then updates the departures.
 func (sf *sharedFlow) losePatienceLocked(now int64) {
 	ln := sf.f.line
-	head := ln.head
 	for w := ln.oldest(); w != nil && sf.patienceEndsLocked(w) <= now; w = ln.oldest() {
 		ln.refuseLocked(sf.d, w, now, unavailable)
-	}
-	if ln.head != head {
-		ln.since = exact.At(now) // The next one could not leave before.
-		ln.noteNewHead(now)
 	}
 }
 
 // refuseLocked refuses a request that is in line, and wakes it.
 func (ln *line) refuseLocked(d *dispatcher, w *waiter, now int64, s state) {
-	ln.remove(w, s)
-	d.waiting--
+	ln.giveUpLocked(d, w, now, s)
 	w.at = now
 	w.wake()
+}
+
+// giveUpLocked takes a request out of the line that does not leave, and reports whether another one is
+// the head now.
+func (ln *line) giveUpLocked(d *dispatcher, w *waiter, now int64, s state) (newHead bool) {
+	head := ln.head
+	ln.remove(w, s)
+	d.waiting--
+	if ln.head == head {
+		return false
+	}
+	// The next one may be due already, if it costs less. It could not leave before now.
+	ln.since = exact.At(now)
+	ln.noteNewHead(now)
+	return true
 }

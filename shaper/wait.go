@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
@@ -183,16 +182,7 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 	changed := w.state != queued || d.mode&modeShared != 0
 	switch w.state {
 	case queued:
-		head := f.line.head
-		f.line.remove(w, abandoned)
-		d.waiting--
-		if f.line.head != head {
-			changed = true
-			// The next one may be due already, if it costs less. It could not
-			// leave before now.
-			f.line.since = exact.At(now)
-			f.line.noteNewHead(now)
-		}
+		changed = f.line.giveUpLocked(d, w, now, abandoned) || changed
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
