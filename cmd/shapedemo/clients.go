@@ -7,7 +7,6 @@ import (
 	"math"
 	"net/http"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,7 +19,6 @@ import (
 type result struct {
 	status     int           // of the response; 0 if there was none
 	took       time.Duration // from the request to the end of the response
-	wait       time.Duration // for its departure, by the Server-Timing header; 0 without one
 	retryAfter time.Duration // how long a refusal asks the client to wait
 	rejected   bool          // a shaper.Transport has refused the request
 	left       bool          // the client disconnected before it got a response
@@ -59,27 +57,11 @@ func send(client *http.Client, r *http.Request) result {
 	if _, err := io.Copy(io.Discard, got.Body); err != nil {
 		return result{}
 	}
-	sent := result{status: got.StatusCode, took: time.Since(start), wait: waitFromHeader(got.Header)}
+	sent := result{status: got.StatusCode, took: time.Since(start)}
 	if sent.status == http.StatusTooManyRequests {
 		sent.retryAfter = retryAfter(got.Header)
 	}
 	return sent
-}
-
-// serverTiming is the header in which the middleware reports how long a request
-// waited.
-const serverTiming = "Server-Timing"
-
-// waitFromHeader returns the wait that the headers of a response report.
-func waitFromHeader(h http.Header) time.Duration {
-	for _, value := range h.Values(serverTiming) {
-		if text, ok := strings.CutPrefix(value, "shaper;dur="); ok {
-			if ms, err := strconv.ParseFloat(text, 64); err == nil {
-				return time.Duration(ms * float64(time.Millisecond))
-			}
-		}
-	}
-	return 0
 }
 
 // retryAfter returns how long a refusal asks the client to wait: one second if
@@ -96,7 +78,6 @@ func retryAfter(h http.Header) time.Duration {
 // one that is no server error either, counts as other.
 type tally struct {
 	sent, served, refused, rejected, left, failed, other int
-	longestWait                                          time.Duration // of the requests that were served
 }
 
 func (t *tally) add(r result) {
@@ -108,7 +89,6 @@ func (t *tally) add(r result) {
 		t.rejected++
 	case r.status == http.StatusOK:
 		t.served++
-		t.longestWait = max(t.longestWait, r.wait)
 	case r.status == http.StatusTooManyRequests:
 		t.refused++
 	case r.status >= http.StatusInternalServerError:
@@ -172,27 +152,6 @@ func sendAt(ctx context.Context, sends []time.Duration, send func(i int)) {
 	all.Wait()
 }
 
-// sendBurst sends requests to target, each on a connection of its own. It returns when
-// all have their responses or have disconnected, or when ctx has ended, with its
-// error. The impatient clients are keyed by index in sends.
-func sendBurst(ctx context.Context, target string, sends []time.Duration, impatient map[int]*impatientClient) (tally, error) {
-	client := newClient(len(sends))
-	defer client.CloseIdleConnections()
-	results := make([]result, len(sends))
-	sendAt(ctx, sends, func(i int) {
-		if c := impatient[i]; c != nil {
-			results[i] = c.send(ctx, client, target, i)
-		} else {
-			results[i] = get(ctx, client, target)
-		}
-	})
-	var all tally
-	for _, r := range results {
-		all.add(r)
-	}
-	return all, ctx.Err()
-}
-
 // An impatient client disconnects after a part of its predicted wait between
 // these two. The parts are less than half, because the line gets shorter when
 // clients disconnect: if half of them do, a client that stays for half of its
@@ -210,180 +169,155 @@ func patienceOf(k int) float64 {
 	return minPatience + (maxPatience-minPatience)*float64(3*k%steps)/(steps-1)
 }
 
-// An impatientClient is a client of the burst that disconnects before its turn if it
-// has to wait. The shaper's hooks tell it that it waits and at which place in the
-// line, which a real client does not know: otherwise it might cut off a request
-// that does not have to wait. A nil impatientClient is a patient client.
-type impatientClient struct {
+// A visit is one request of the burst: how its client behaves, and when what became of
+// the request. The zero instant stands for an event that did not happen.
+//
+// An impatient client disconnects before its turn if it has to wait. The shaper's hooks
+// tell it that it waits and at which place in the line, which a real client does not know:
+// otherwise it might cut off a request that does not have to wait.
+type visit struct {
+	impatient        bool
 	upload           bool          // it sends a body, which the server does not read while the request waits
-	patiencePerPlace time.Duration // it waits that long times its place in the line, 1 being the head
+	patiencePerPlace time.Duration // an impatient client waits that long times its place in the line, 1 being the head
 
-	mu         sync.Mutex
+	// What the proxy records. Only the goroutine that serves the request writes to these.
+	arrived  time.Time // just before the middleware
+	departed time.Time
+	waited   time.Duration // in line, until it departed
+	refused  error         // the reason; nil: it was not refused
+	waiting  int           // requests in line just after it entered the line or was refused
+
+	got        result
 	disconnect context.CancelFunc
-	timer      *time.Timer // nil: it does not wait
-	left       time.Time   // zero: it has not disconnected
+
+	mu    sync.Mutex
+	timer *time.Timer // nil: its client does not wait, or has all the time
+	left  time.Time   // when its client disconnected
 }
 
-// clientHeader is the header in which an impatient client sends its index.
-const clientHeader = "Demo-Client"
-
-// chooseImpatient makes percent of n clients impatient, evenly spread over the
-// burst, and returns them by index. Their patience varies. Every second one
-// sends a body, as net/http alone does not notice when such a client disconnects.
-func chooseImpatient(n, percent int, info limitsInfo) map[int]*impatientClient {
-	chosen := map[int]*impatientClient{}
+// newVisits returns n visits. So many percent of them, evenly spread, have impatient clients,
+// whose patience varies. Every second impatient client sends a body, as net/http alone does
+// not notice when such a client disconnects.
+func newVisits(n, percent int, info limitsInfo) (visits []*visit) {
+	impatient := 0
 	for i := range n {
-		if k := len(chosen); (i+1)*percent/100 > i*percent/100 {
-			chosen[i] = &impatientClient{upload: k%2 == 1, patiencePerPlace: time.Duration(patienceOf(k) * info.interval * float64(time.Second))}
+		v := &visit{}
+		if (i+1)*percent/100 > i*percent/100 {
+			v.impatient, v.upload = true, impatient%2 == 1
+			v.patiencePerPlace = time.Duration(patienceOf(impatient) * info.interval * float64(time.Second))
+			impatient++
+		}
+		visits = append(visits, v)
+	}
+	return visits
+}
+
+// countImpatient returns how many visits have impatient clients.
+func countImpatient(visits []*visit) (n int) {
+	for _, v := range visits {
+		if v.impatient {
+			n++
 		}
 	}
-	return chosen
+	return n
 }
 
-// send sends a request and reads the response, unless the client disconnects before.
-func (c *impatientClient) send(ctx context.Context, client *http.Client, target string, index int) result {
-	ctx, disconnect := context.WithCancel(ctx)
-	defer disconnect()
-	c.mu.Lock()
-	c.disconnect = disconnect
-	c.mu.Unlock()
+// visitHeader is the header in which a client sends the index of its visit.
+const visitHeader = "Demo-Visit"
+
+// send sends the request and reads the response, unless the client disconnects before.
+func (v *visit) send(ctx context.Context, client *http.Client, target string, index int) {
+	ctx, v.disconnect = context.WithCancel(ctx)
+	defer v.disconnect()
 	method, body := http.MethodGet, ""
-	if c.upload {
+	if v.upload {
 		method, body = http.MethodPost, "a body that the server does not read while the request waits\n"
 	}
 	r, err := http.NewRequestWithContext(ctx, method, target, strings.NewReader(body))
 	if err != nil {
-		return result{}
+		return
 	}
-	if c.upload && runtime.GOOS == "linux" {
+	if v.upload && runtime.GOOS == "linux" {
 		// A body of unknown length is not read ahead, so that only
 		// shaper.ConnContext can notice that the client has disconnected. It works
 		// on Linux; elsewhere the body should be read ahead.
 		r.ContentLength = -1
 	}
-	r.Header.Set(clientHeader, strconv.Itoa(index))
-	got := send(client, r)
-	got.left = !c.leftAt().IsZero()
-	return got
+	r.Header.Set(visitHeader, strconv.Itoa(index))
+	v.got = send(client, r)
+	v.got.left = !v.leftAt().IsZero()
 }
 
-// startWaiting tells a client that it has entered the line, in which that many
+// startWaiting tells the client that its request has entered the line, in which that many
 // requests, its own included, are waiting now.
-func (c *impatientClient) startWaiting(waiting int) {
-	if c == nil {
+func (v *visit) startWaiting(waiting int) {
+	if !v.impatient {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	patience := min(float64(c.patiencePerPlace)*float64(waiting), math.MaxInt64/2)
-	c.timer = time.AfterFunc(time.Duration(patience), func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.timer != nil { // Otherwise its turn came after the timer had fired.
-			c.left = time.Now() // Taken before anyone can have noticed.
-			c.disconnect()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	patience := min(float64(v.patiencePerPlace)*float64(waiting), math.MaxInt64/2)
+	v.timer = time.AfterFunc(time.Duration(patience), func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if v.timer != nil { // Otherwise its turn came after the timer had fired.
+			v.left = time.Now() // Taken before anyone can have noticed.
+			v.disconnect()
 		}
 	})
 }
 
-// stopWaiting tells a client that its turn has come.
-func (c *impatientClient) stopWaiting() {
-	if c == nil {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.timer != nil {
-		c.timer.Stop()
-		c.timer = nil
+// stopWaiting tells the client that its turn has come.
+func (v *visit) stopWaiting() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.timer != nil {
+		v.timer.Stop()
+		v.timer = nil
 	}
 }
 
 // leftAt returns when the client disconnected, or the zero time.
-func (c *impatientClient) leftAt() time.Time {
-	if c == nil {
-		return time.Time{}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.left
+func (v *visit) leftAt() time.Time {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.left
 }
 
-// A requestLog records when the shaper did what with one request. An instant is
-// zero if its event did not happen. The log is a value of the request's context,
-// and only the goroutine that serves the request writes to it.
-type requestLog struct {
-	client   *impatientClient // nil: a patient client
-	arrived  time.Time        // just before the middleware
-	enqueued time.Time        // when it entered the line
-	departed time.Time
-	refused  time.Time
-	reason   error // of the refusal
-	waiting  int   // requests in line just after it entered the line or was refused
-}
+type visitKey struct{}
 
-// admitted returns when a request entered the line, or, if it did not have to
-// wait, when it left.
-func (r *requestLog) admitted() time.Time {
-	if r.enqueued.IsZero() {
-		return r.departed
-	}
-	return r.enqueued
-}
-
-type requestLogKey struct{}
-
-// traceRequests returns hooks that record the shaper's own instants.
-func traceRequests() *shaper.Trace {
-	write := func(set func(*requestLog, shaper.Event)) func(context.Context, shaper.Event) {
-		return func(ctx context.Context, e shaper.Event) {
-			if r, ok := ctx.Value(requestLogKey{}).(*requestLog); ok {
-				set(r, e)
-			}
-		}
-	}
+// traceVisits returns hooks that record what the shaper does with the visits that pass
+// [recordVisits].
+func traceVisits() *shaper.Trace {
+	of := func(ctx context.Context) *visit { return ctx.Value(visitKey{}).(*visit) }
 	return &shaper.Trace{
-		Enqueued: write(func(r *requestLog, e shaper.Event) {
-			r.enqueued, r.waiting = e.At, e.Waiting
-			r.client.startWaiting(e.Waiting)
-		}),
-		Departed: write(func(r *requestLog, e shaper.Event) {
-			r.departed = e.At
-			r.client.stopWaiting()
-		}),
-		Refused: write(func(r *requestLog, e shaper.Event) { r.refused, r.reason, r.waiting = e.At, e.Err, e.Waiting }),
+		Enqueued: func(ctx context.Context, e shaper.Event) {
+			of(ctx).waiting = e.Waiting
+			of(ctx).startWaiting(e.Waiting)
+		},
+		Departed: func(ctx context.Context, e shaper.Event) {
+			of(ctx).departed, of(ctx).waited = e.At, e.Waited
+			of(ctx).stopWaiting()
+		},
+		Refused: func(ctx context.Context, e shaper.Event) { of(ctx).refused, of(ctx).waiting = e.Err, e.Waiting },
 	}
 }
 
-// requestLogs are the logs of all requests that pass the middleware.
-type requestLogs struct {
-	impatient map[int]*impatientClient
-
-	mu         sync.Mutex
-	all        []*requestLog
-	inProgress sync.WaitGroup
-}
-
-// middleware logs each request before next has it.
-func (b *requestLogs) middleware(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		log := &requestLog{arrived: time.Now()}
-		if index, err := strconv.Atoi(r.Header.Get(clientHeader)); err == nil {
-			log.client = b.impatient[index]
-		}
-		b.mu.Lock()
-		b.all = append(b.all, log)
-		b.inProgress.Add(1)
-		b.mu.Unlock()
-		defer b.inProgress.Done()
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestLogKey{}, log)))
-	})
-}
-
-// byArrival waits until all requests have ended, and returns their logs in the order
-// in which they arrived. A request whose client has disconnected may end a little
-// later than the last response.
-func (b *requestLogs) byArrival() []*requestLog {
-	b.inProgress.Wait()
-	return slices.SortedFunc(slices.Values(b.all), func(x, y *requestLog) int { return x.arrived.Compare(y.arrived) })
+// recordVisits returns the middleware that tells the hooks whose request it is. While a request is
+// served it counts as in progress: if the client has disconnected, that may be a little longer than
+// until the last response.
+func recordVisits(visits []*visit, inProgress *sync.WaitGroup) func(next http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			index, err := strconv.Atoi(r.Header.Get(visitHeader))
+			if err != nil || index < 0 || index >= len(visits) {
+				http.Error(w, "no request of the burst", http.StatusBadRequest)
+				return
+			}
+			inProgress.Add(1)
+			defer inProgress.Done()
+			visits[index].arrived = time.Now()
+			next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), visitKey{}, visits[index])))
+		})
+	}
 }

@@ -28,7 +28,6 @@ var panelStyle []byte
 // A watchPage serves the page that shows the proxy's bucket, with buttons of the demo's
 // own, on a listener of its own.
 type watchPage struct {
-	url       string
 	clients   *simulatedClients
 	inspector *inspect.Inspector
 	server    *server // If its listener fails, the proxy goes on without a page.
@@ -63,11 +62,7 @@ func startPage(l net.Listener, p *proxy, usersServer bool) *watchPage {
 		inspect.WithLogger(slog.New(slog.DiscardHandler)),
 	)
 	i.Add("proxy", inspect.Of(p.shaper))
-	w := &watchPage{
-		url:       "http://" + l.Addr().String() + "/",
-		clients:   newSimulatedClients(p.url),
-		inspector: i,
-	}
+	w := &watchPage{clients: newSimulatedClients(p.url.String()), inspector: i}
 	panel := newPanel(p.shaper, w.clients, usersServer)
 	// Guard refuses requests to other names of this machine, and the protection refuses
 	// requests of other origins: no other site presses a button.

@@ -6,9 +6,7 @@ import (
 	"io"
 	"maps"
 	"math"
-	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -99,29 +97,6 @@ func conclude(t *terminal, c config, shown string, faults []string, picture func
 	return exitOK, nil
 }
 
-// A loopback is a real HTTP server on a free port of 127.0.0.1. Only this
-// program calls it.
-type loopback struct {
-	*server
-	url *url.URL
-}
-
-// startLoopback starts a server for a handler. The caller must close it.
-func startLoopback(h http.Handler) (loopback, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return loopback{}, err
-	}
-	return loopback{url: &url.URL{Scheme: "http", Host: l.Addr().String()}, server: startServer(l, &http.Server{
-		Handler: h,
-		// On a busy machine this program may come to write a request, or to read it, late.
-		ReadHeaderTimeout: 30 * time.Second,
-		ReadTimeout:       30 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       time.Minute,
-	})}, nil
-}
-
 // instants records when something happened. A nil instants records nothing: a server
 // that runs for days must not remember each request.
 type instants struct {
@@ -171,18 +146,6 @@ func respond(w http.ResponseWriter, text string) {
 	_, _ = io.WriteString(w, text)
 }
 
-// span returns the instants of the first arrival and of the last event. There
-// must be an arrival.
-func (t trial) span() (begin, end time.Time) {
-	begin = t.arrived[0]
-	for _, instants := range [][]time.Time{t.arrived, t.reached, t.disconnects} {
-		if n := len(instants); n > 0 && instants[n-1].After(end) {
-			end = instants[n-1]
-		}
-	}
-	return begin, end
-}
-
 const (
 	chartColumns = 36 // about that many; each is two characters wide
 	chartRows    = 5  // height of the highest bar
@@ -190,7 +153,8 @@ const (
 
 // burstChart draws both trials as bars over time, all in the same scale.
 func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
-	if len(direct.reached) == 0 || len(shaped.arrived) == 0 {
+	arrived, disconnects := shaped.arrivals(), shaped.disconnects()
+	if len(direct.reached) == 0 || len(arrived) == 0 {
 		return "No request arrived: there is nothing to draw.\n"
 	}
 	begin, end := shaped.span()
@@ -225,10 +189,10 @@ func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
 	}
 	all := []series{
 		{"direct: " + countAndSpan("reach the upstream", direct.reached), red, count(direct.reached[0], direct.reached)},
-		{"shaped: " + countAndSpan("arrive at the proxy", shaped.arrived), yellow, count(begin, shaped.arrived)},
+		{"shaped: " + countAndSpan("arrive at the proxy", arrived), yellow, count(begin, arrived)},
 	}
-	if len(shaped.disconnects) > 0 {
-		all = append(all, series{"shaped: " + countAndSpan("disconnect while waiting", shaped.disconnects), blue, count(begin, shaped.disconnects)})
+	if len(disconnects) > 0 {
+		all = append(all, series{"shaped: " + countAndSpan("disconnect while waiting", disconnects), blue, count(begin, disconnects)})
 	}
 	all = append(all, series{"shaped: " + countAndSpan("reach the upstream", shaped.reached), green, count(begin, shaped.reached)})
 
@@ -344,7 +308,8 @@ func (d *drawing) times(y, length float64) {
 // a dot, stacked where many come at once. At the bottom, each arrival at the
 // upstream is a tick. Between them, a short mark is a client that disconnected.
 func burstSVG(info limitsInfo, shaped trial) string {
-	if len(shaped.arrived) == 0 || len(shaped.reached) == 0 {
+	arrived := shaped.arrivals()
+	if len(arrived) == 0 || len(shaped.reached) == 0 {
 		return ""
 	}
 	begin, end := shaped.span()
@@ -358,16 +323,16 @@ func burstSVG(info limitsInfo, shaped trial) string {
 		disconnected = fmt.Sprintf(", %d disconnect while they wait", shaped.left)
 	}
 	b.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-label="With limits %s, a ragged burst of %s; %d are refused at once%s and %d reach the upstream evenly within %s"><style>%s</style>`,
-		svgWidth, svgHeight, info.limits, countAndSpan("requests arrives", shaped.arrived), shaped.refused, disconnected, len(shaped.reached),
+		svgWidth, svgHeight, info.limits, countAndSpan("requests arrives", arrived), shaped.refused, disconnected, len(shaped.reached),
 		limitwords.Seconds(shaped.reached[len(shaped.reached)-1].Sub(shaped.reached[0]).Seconds()), svgStyle)
 	for _, foot := range []float64{stacksBase, ticksBase} {
 		b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, foot+0.5, svgRight+4)
 	}
 	b.times(ticksBase, length)
-	stacks, edge := dotStacks(shaped.requests, x)
+	stacks, edge := dotStacks(shaped.visits, x)
 	b.WriteString(stacks)
 	if shaped.left > 0 {
-		b.add(`<path class="v" stroke-width="1.6" d="%s"/>`, ticks(shaped.disconnects, x, disconnectsBase, disconnectsHeight))
+		b.add(`<path class="v" stroke-width="1.6" d="%s"/>`, ticks(shaped.disconnects(), x, disconnectsBase, disconnectsHeight))
 	}
 	b.add(`<path class="d" stroke-width="2.4" d="%s"/>`, ticks(shaped.reached, x, ticksBase, ticksHeight))
 
@@ -376,10 +341,10 @@ func burstSVG(info limitsInfo, shaped trial) string {
 		b.add(`<text class="%s" x="%.0f" y="%d">%s</text>`, class, edge+24, y, fmt.Sprintf(format, args...))
 		y += 22
 	}
-	line("t", "A ragged burst goes in: %s", countAndSpan("requests", shaped.arrived))
+	line("t", "A ragged burst goes in: %s", countAndSpan("requests", arrived))
 	line("a", "%d are admitted, and wait up to %s", shaped.served+shaped.left, limitwords.Seconds(shaped.longestWait.Seconds()))
 	if shaped.left > 0 {
-		line("v", "%d of these disconnect while they wait, and %s", shaped.left, costInSlots(wastedSlots(info, shaped)))
+		line("v", "%d of these disconnect while they wait, and %s", shaped.left, costInSlots(shaped.wasted))
 	}
 	if shaped.refused > 0 {
 		line("r", "%d do not fit, and are refused at once", shaped.refused)
@@ -392,23 +357,23 @@ func burstSVG(info limitsInfo, shaped trial) string {
 	return b.String() + "</svg>\n"
 }
 
-// dotStacks draws requests as stacks of dots, in the order in which they arrived. It
+// dotStacks draws visits as stacks of dots, in the order in which they arrived. It
 // returns one path for each class of dots, and the x of their right edge.
-func dotStacks(requests []*requestLog, x func(time.Time) float64) (stacks string, edge float64) {
-	column := func(r *requestLog) int { return int(x(r.arrived) / (dotWidth + 1)) }
+func dotStacks(visits []*visit, x func(time.Time) float64) (stacks string, edge float64) {
+	column := func(v *visit) int { return int(x(v.arrived) / (dotWidth + 1)) }
 	heights := make([]int, svgWidth)
-	for _, r := range requests {
-		heights[column(r)]++
+	for _, v := range visits {
+		heights[column(v)]++
 	}
 	pitch := min(4, stacksHeight/float64(slices.Max(heights)))
 	clear(heights)
 	paths := map[string]string{} // by class, and so by colour
-	for _, r := range requests {
-		at, class := column(r), "a"
+	for _, v := range visits {
+		at, class := column(v), "a"
 		switch {
-		case !r.refused.IsZero():
+		case v.refused != nil:
 			class = "r"
-		case !r.client.leftAt().IsZero():
+		case !v.leftAt().IsZero():
 			class = "v"
 		}
 		left := float64(at * (dotWidth + 1))

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"example.com/leakybucket/internal/limitwords"
@@ -17,12 +18,38 @@ import (
 // A trial is the outcome of sending the burst once.
 type trial struct {
 	tally
-	arrived     []time.Time   // when requests arrived at the server that the burst was sent to
-	reached     []time.Time   // when they reached the upstream, by its own record
-	disconnects []time.Time   // when impatient clients disconnected, by their own record
-	impatient   int           // clients that disconnect if they have to wait
-	requests    []*requestLog // the shaper's record of each; nil without a shaper
-	missedUnits float64       // Stats.Missed: units lost because departures were later than Slack
+	reached     []time.Time   // when requests reached the upstream, by its own record
+	visits      []*visit      // in the order in which they arrived at the shaper, if there is one
+	impatient   int           // visits whose clients disconnect if they have to wait
+	longestWait time.Duration // of the requests that were served
+	wasted      int           // slots: see wastedSlots
+}
+
+// when returns the instants at which something happened to visits, in order.
+func (t trial) when(event func(*visit) time.Time) (instants []time.Time) {
+	for _, v := range t.visits {
+		if at := event(v); !at.IsZero() {
+			instants = append(instants, at)
+		}
+	}
+	slices.SortFunc(instants, time.Time.Compare)
+	return instants
+}
+
+// arrivals returns when requests arrived at the shaper.
+func (t trial) arrivals() []time.Time {
+	return t.when(func(v *visit) time.Time { return v.arrived })
+}
+
+// disconnects returns when impatient clients disconnected, by their own record.
+func (t trial) disconnects() []time.Time { return t.when((*visit).leftAt) }
+
+// span returns the instants of the first arrival at the shaper and of the last event. There
+// must be an arrival.
+func (t trial) span() (begin, end time.Time) {
+	arrived := t.arrivals()
+	all := slices.Concat(arrived, t.reached, t.disconnects())
+	return arrived[0], slices.MaxFunc(all, time.Time.Compare)
 }
 
 // showBurst sends the burst twice, directly to an upstream and through a proxy
@@ -38,19 +65,19 @@ func showBurst(ctx context.Context, t *terminal, c config) (status int, err erro
 
 	sends := sendTimes(c.burst, burstSpan(c.burst, size))
 	t.say("Sending %d requests directly to the upstream ...", c.burst)
-	direct, err := sendDirect(ctx, size, sends)
+	direct, err := sendBurst(ctx, c.limits, size, sends, newVisits(c.burst, 0, info), false)
 	if err != nil {
 		return exitFailed, err
 	}
-	impatient := chooseImpatient(c.burst, c.vanish, info)
-	t.say("Sending %d requests through the shaper%s ...\n", c.burst, announce(info, sends, len(impatient)))
-	shaped, err := sendShaped(ctx, c.limits, size, sends, impatient)
+	visits := newVisits(c.burst, c.vanish, info)
+	t.say("Sending %d requests through the shaper%s ...\n", c.burst, announce(info, sends, countImpatient(visits)))
+	shaped, err := sendBurst(ctx, c.limits, size, sends, visits, true)
 	if err != nil {
 		return exitFailed, err
 	}
 
 	t.say("%s", burstChart(t, info, direct, shaped))
-	t.say("%s", burstTable(t, info, direct, shaped))
+	t.say("%s", burstTable(t, direct, shaped))
 	return conclude(t, c, burstVerdict(info, direct, shaped), judgeBurst(info, size, direct, shaped), func() string { return burstSVG(info, shaped) })
 }
 
@@ -71,49 +98,48 @@ func announce(info limitsInfo, sends []time.Duration, impatient int) string {
 	return text
 }
 
-func sendDirect(ctx context.Context, size capacity, sends []time.Duration) (trial, error) {
+// sendBurst sends the requests of visits to an upstream of their own, each on a connection of its own, and
+// through a proxy with a shaper if shape is set. It returns when all have ended, or when ctx has, with its error.
+func sendBurst(ctx context.Context, l shaper.Limits, size capacity, sends []time.Duration, visits []*visit, shape bool) (t trial, err error) {
 	reached := &instants{}
-	f, err := startFragileUpstream(size, reached)
+	upstream, err := startLoopback(newFragileUpstream(size, reached))
 	if err != nil {
-		return trial{}, err
+		return t, err
 	}
-	defer f.close()
-	results, err := sendBurst(ctx, f.url.JoinPath("burst").String(), sends, nil)
-	return trial{tally: results, arrived: reached.sorted(), reached: reached.sorted()}, err
-}
-
-func sendShaped(ctx context.Context, l shaper.Limits, size capacity, sends []time.Duration, impatient map[int]*impatientClient) (trial, error) {
-	reached := &instants{}
-	f, err := startFragileUpstream(size, reached)
-	if err != nil {
-		return trial{}, err
+	defer upstream.close()
+	target, s := upstream.url, (*shaper.Shaper)(nil)
+	var inProgress sync.WaitGroup
+	if shape {
+		if s, err = shaper.New(l, shaper.WithTrace(traceVisits())); err != nil {
+			return t, err
+		}
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return t, err
+		}
+		p := startProxy(listener, s, upstream.url, recordVisits(visits, &inProgress))
+		defer p.close()
+		target = p.url
 	}
-	defer f.close()
-	s, err := shaper.New(l, shaper.WithTrace(traceRequests()))
-	if err != nil {
-		return trial{}, err
+	client := newClient(len(sends))
+	defer client.CloseIdleConnections()
+	sendAt(ctx, sends, func(i int) { visits[i].send(ctx, client, target.JoinPath("burst").String(), i) })
+	if ctx.Err() != nil {
+		return t, ctx.Err() // Some requests may still be in progress.
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return trial{}, err
-	}
-	logs := &requestLogs{impatient: impatient}
-	p := startProxy(listener, s, f.url, logs.middleware)
-	defer p.close()
-	results, err := sendBurst(ctx, p.url+"/burst", sends, impatient)
-	if err != nil {
-		return trial{}, err // Some requests may still be in progress.
-	}
-	shaped := trial{tally: results, impatient: len(impatient), requests: logs.byArrival(), reached: reached.sorted()}
-	shaped.missedUnits = s.Stats().Missed
-	for _, r := range shaped.requests {
-		shaped.arrived = append(shaped.arrived, r.arrived)
-		if left := r.client.leftAt(); !left.IsZero() {
-			shaped.disconnects = append(shaped.disconnects, left)
+	inProgress.Wait()
+	slices.SortFunc(visits, func(a, b *visit) int { return a.arrived.Compare(b.arrived) })
+	t = trial{visits: visits, impatient: countImpatient(visits), reached: reached.sorted()}
+	for _, v := range visits {
+		t.add(v.got)
+		if v.got.status == http.StatusOK {
+			t.longestWait = max(t.longestWait, v.waited)
 		}
 	}
-	slices.SortFunc(shaped.disconnects, time.Time.Compare)
-	return shaped, nil
+	if s != nil {
+		t.wasted = wastedSlots(newLimitsInfo(l), visits, s.Stats().Missed)
+	}
+	return t, nil
 }
 
 // burstSpan returns the time over which a burst of n arrives: a quarter of a
@@ -157,21 +183,16 @@ func capacityFor(info limitsInfo, burst int) capacity {
 	return s
 }
 
-// A fragileUpstream is a real HTTP server on loopback with few workers, a fixed
-// service time and no backlog: it answers 503 while all workers are busy.
+// A fragileUpstream is a server with few workers, a fixed service time and no backlog: it answers
+// 503 while all workers are busy.
 type fragileUpstream struct {
-	loopback
 	serviceTime time.Duration
 	workers     chan struct{} // has room for one entry of each worker that is busy
 	reached     *instants     // when each request reached it; nil: not recorded
 }
 
-// startFragileUpstream starts an upstream on a free port. The caller must close it.
-func startFragileUpstream(s capacity, reached *instants) (*fragileUpstream, error) {
-	f := &fragileUpstream{serviceTime: s.serviceTime, workers: make(chan struct{}, s.workers), reached: reached}
-	var err error
-	f.loopback, err = startLoopback(f)
-	return f, err
+func newFragileUpstream(s capacity, reached *instants) *fragileUpstream {
+	return &fragileUpstream{serviceTime: s.serviceTime, workers: make(chan struct{}, s.workers), reached: reached}
 }
 
 // ServeHTTP serves a request if there is a worker for it.
@@ -211,39 +232,39 @@ func judgeBurst(info limitsInfo, s capacity, direct, shaped trial) (faults []str
 	if shaped.failed+shaped.other > 0 {
 		return faults // The counts below would say the same again.
 	}
-	if n := len(shaped.reached); n < shaped.served || n > shaped.served+departedAfterLeaving(shaped.requests) {
+	if n := len(shaped.reached); n < shaped.served || n > shaped.served+departedAfterLeaving(shaped.visits) {
 		fault("%d were served behind the shaper, but %d reached the upstream", shaped.served, n)
 	}
-	for _, r := range shaped.requests {
-		if says := misjudged(info, r); says != "" {
+	for _, v := range shaped.visits {
+		if says := misjudged(info, v); says != "" {
 			fault("%s", says)
 		}
 	}
-	switch n := wastedSlots(info, shaped); {
+	switch {
 	case shaped.impatient > 0 && shaped.left == 0:
 		fault("none of %s had to wait long enough to disconnect, so there is nothing to show: try a larger -burst or -limits with a longer line", countOf(shaped.impatient, "impatient client"))
-	case shaped.impatient > 0 && n > toleratedSlots:
-		fault("%d slots were given to clients that had disconnected, or passed unused while a request waited", n)
-	case shaped.impatient == 0 && n > 0:
-		fault("%s passed unused while a request waited", countOf(n, "slot"))
+	case shaped.impatient > 0 && shaped.wasted > toleratedSlots:
+		fault("%d slots were given to clients that had disconnected, or passed unused while a request waited", shaped.wasted)
+	case shaped.impatient == 0 && shaped.wasted > 0:
+		fault("%s passed unused while a request waited", countOf(shaped.wasted, "slot"))
 	}
 	return faults
 }
 
 // misjudged returns a fault if a request was refused with room in the line, or admitted without, by
 // how many the shaper says were waiting just after that.
-func misjudged(info limitsInfo, r *requestLog) (fault string) {
-	full := r.waiting >= info.limits.Depth
-	late := info.limits.MaxWait > 0 && float64(r.waiting+1)*info.interval > info.limits.MaxWait.Seconds()-1e-6
+func misjudged(info limitsInfo, v *visit) (fault string) {
+	full := v.waiting >= info.limits.Depth
+	late := info.limits.MaxWait > 0 && float64(v.waiting+1)*info.interval > info.limits.MaxWait.Seconds()-1e-6
 	switch {
-	case r.waiting > info.limits.Depth:
-		return fmt.Sprintf("%d waited in a line of %d", r.waiting, info.limits.Depth)
-	case r.refused.IsZero(),
-		!info.unlimited && full && errors.Is(r.reason, shaper.ErrQueueFull),
-		!info.unlimited && late && errors.Is(r.reason, shaper.ErrTooLate):
+	case v.waiting > info.limits.Depth:
+		return fmt.Sprintf("%d waited in a line of %d", v.waiting, info.limits.Depth)
+	case v.refused == nil,
+		!info.unlimited && full && errors.Is(v.refused, shaper.ErrQueueFull),
+		!info.unlimited && late && errors.Is(v.refused, shaper.ErrTooLate):
 		return ""
 	}
-	return fmt.Sprintf("a request was refused (%v) with %d in a line of %d", r.reason, r.waiting, info.limits.Depth)
+	return fmt.Sprintf("a request was refused (%v) with %d in a line of %d", v.refused, v.waiting, info.limits.Depth)
 }
 
 // toleratedSlots is how many slots may be wasted on clients that have
@@ -253,16 +274,16 @@ const toleratedSlots = 1
 
 // wastedSlots returns how many departure slots were wasted: those given to
 // clients that had disconnected, and those in which no request left although one
-// was waiting.
-func wastedSlots(info limitsInfo, shaped trial) int {
-	return departedAfterLeaving(shaped.requests) + lostSlots(info, shaped)
+// was waiting. The shaper itself reports as missed what it lost because the machine was late.
+func wastedSlots(info limitsInfo, visits []*visit, missed float64) int {
+	return departedAfterLeaving(visits) + lostSlots(info, visits, missed)
 }
 
 // departedAfterLeaving counts the departures of requests whose clients did not stay
 // for the response.
-func departedAfterLeaving(requests []*requestLog) (n int) {
-	for _, r := range requests {
-		if !r.departed.IsZero() && !r.client.leftAt().IsZero() {
+func departedAfterLeaving(visits []*visit) (n int) {
+	for _, v := range visits {
+		if !v.departed.IsZero() && !v.leftAt().IsZero() {
 			n++
 		}
 	}
@@ -275,22 +296,19 @@ func departedAfterLeaving(requests []*requestLog) (n int) {
 // before it, or at its arrival, if that is later. It may be late by Slack, and
 // by the lateness beyond Slack that the shaper itself reports as Stats.Missed:
 // then the machine was late, and no slot was lost.
-func lostSlots(info limitsInfo, shaped trial) (slots int) {
+func lostSlots(info limitsInfo, visits []*visit, missed float64) (slots int) {
 	if info.unlimited {
 		return 0
 	}
 	const rounding = 1e-6 // seconds
-	late := info.slack().Seconds() + shaped.missedUnits*info.interval + rounding
-	var before *requestLog
-	for _, r := range slices.SortedFunc(slices.Values(shaped.requests), func(a, b *requestLog) int { return a.departed.Compare(b.departed) }) {
-		if r.departed.IsZero() {
-			continue
-		}
-		if before != nil {
-			waited := min(r.departed.Sub(before.departed).Seconds()-info.interval, r.departed.Sub(r.admitted()).Seconds())
+	late := info.slack().Seconds() + missed*info.interval + rounding
+	var before time.Time
+	for _, v := range slices.SortedFunc(slices.Values(visits), func(a, b *visit) int { return a.departed.Compare(b.departed) }) {
+		if !before.IsZero() {
+			waited := min(v.departed.Sub(before).Seconds()-info.interval, v.waited.Seconds())
 			slots += max(0, int(math.Ceil((waited-late)/info.interval)))
 		}
-		before = r
+		before = v.departed // The zero instant of those that have not departed comes first.
 	}
 	return slots
 }
@@ -301,10 +319,10 @@ func burstVerdict(info limitsInfo, direct, shaped trial) string {
 	switch {
 	case shaped.left > 0 && shaped.refused > 0:
 		return text + fmt.Sprintf("%d disconnected while they waited and %s;\n  %d were served, and the other %d were refused at once, with 429.",
-			shaped.left, costInSlots(wastedSlots(info, shaped)), shaped.served, shaped.refused)
+			shaped.left, costInSlots(shaped.wasted), shaped.served, shaped.refused)
 	case shaped.left > 0:
 		return text + fmt.Sprintf("%d disconnected while they waited and %s;\n  the other %d were served.",
-			shaped.left, costInSlots(wastedSlots(info, shaped)), shaped.served)
+			shaped.left, costInSlots(shaped.wasted), shaped.served)
 	case shaped.refused == 0:
 		return text + "all were served, a little later."
 	case shaped.served > info.fits:
@@ -323,7 +341,7 @@ func costInSlots(slots int) string {
 }
 
 // burstTable returns a table of the results without and with the shaper.
-func burstTable(t *terminal, info limitsInfo, direct, shaped trial) string {
+func burstTable(t *terminal, direct, shaped trial) string {
 	b := newTable(t, "direct", "shaped")
 	b.row("sent", direct.sent, shaped.sent)
 	if shaped.impatient > 0 {
@@ -333,7 +351,7 @@ func burstTable(t *terminal, info limitsInfo, direct, shaped trial) string {
 	b.row("refused with 429", direct.refused, shaped.refused)
 	if shaped.impatient > 0 {
 		b.row("disconnected while waiting", "-", shaped.left)
-		b.row("slots wasted on these", "-", wastedSlots(info, shaped))
+		b.row("slots wasted on these", "-", shaped.wasted)
 	}
 	b.row("failed (5xx)", direct.failed, shaped.failed)
 	if direct.other+shaped.other > 0 {

@@ -129,17 +129,18 @@ func callUntilInterrupted(ctx context.Context, t *terminal, c config, interval t
 
 // callAPI starts an API and lets n callers call it until ctx ends, through a
 // [shaper.Transport] if limiter is not nil. It calls note for one call after the other.
-func callAPI(ctx context.Context, n int, api *burstIntolerantAPI, limiter *shaper.Shaper, note func(result)) (err error) {
-	if api.loopback, err = startLoopback(api); err != nil {
+func callAPI(ctx context.Context, n int, api *burstIntolerantAPI, limiter *shaper.Shaper, note func(result)) error {
+	server, err := startLoopback(api)
+	if err != nil {
 		return err
 	}
-	defer api.close()
+	defer server.close()
 	client := newClient(n)
 	if limiter != nil {
 		client.Transport = &shaper.Transport{Limiter: limiter, Base: client.Transport}
 	}
 	defer client.CloseIdleConnections()
-	callAll(ctx, n, client, api.url.String(), note)
+	callAll(ctx, n, client, server.url.String(), note)
 	return nil
 }
 
@@ -235,11 +236,10 @@ func wereRefused(n int) string {
 // one second.
 const penalty = time.Second
 
-// A burstIntolerantAPI is a real HTTP server on loopback. When two requests come
+// A burstIntolerantAPI is a server that does not tolerate bursts. When two requests come
 // within interval, it answers 429 with a Retry-After to all requests during the
 // penalty.
 type burstIntolerantAPI struct {
-	loopback
 	interval time.Duration
 	reached  *instants // when each request reached it; nil: not recorded
 

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -19,102 +18,58 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// history makes requests from a timeline of letters, one for each millisecond:
-//
-//	e  a request enters the line
-//	l  the first in line leaves it
-//	p  a request leaves without waiting
-//	f  a request is refused because the line is full
-//	v  the client of the first in line that has not disconnected disconnects
-//	a  the first request whose client has disconnected is taken out of the line
-func history(timeline string) (requests []*requestLog) {
-	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	var line []*requestLog
-	gone := func(r *requestLog) bool { return !r.client.leftAt().IsZero() }
-	for i, what := range timeline {
-		at := begin.Add(time.Duration(i) * time.Millisecond)
-		r := &requestLog{arrived: at}
-		switch what {
-		case 'e':
-			line = append(line, r)
-			r.enqueued, r.waiting = at, len(line)
-		case 'p':
-			r.departed = at
-		case 'f':
-			r.refused, r.reason, r.waiting = at, &shaper.RejectError{Reason: shaper.ErrQueueFull}, len(line)
-		case 'l':
-			line[0].departed = at
-			line = line[1:]
-		case 'v':
-			line[slices.IndexFunc(line, func(r *requestLog) bool { return !gone(r) })].client = &impatientClient{left: at}
-		case 'a':
-			i := slices.IndexFunc(line, gone)
-			line = slices.Delete(line, i, i+1)
-		}
-		if strings.ContainsRune("epf", what) {
-			requests = append(requests, r)
-		}
-	}
-	return requests
-}
-
-// trialOf makes a trial from a history and its results.
-func trialOf(timeline string, results tally) trial {
-	got := trial{tally: results, requests: history(timeline)}
-	for _, r := range got.requests {
-		got.arrived = append(got.arrived, r.arrived)
-		if !r.departed.IsZero() {
-			got.reached = append(got.reached, r.departed)
-		}
-	}
-	return got
-}
-
 func TestAWrongRefusalOrAdmissionIsAFault(t *testing.T) {
-	refused := func(reason error, waiting int) *requestLog {
-		return &requestLog{refused: time.Unix(1, 0), reason: &shaper.RejectError{Reason: reason}, waiting: waiting}
+	refused := func(reason error, waiting int) *visit {
+		return &visit{refused: &shaper.RejectError{Reason: reason}, waiting: waiting}
 	}
 	for name, c := range map[string]struct {
-		limits  string
-		request *requestLog
-		wrong   bool
+		limits string
+		visit  *visit
+		wrong  bool
 	}{
 		"a full line refuses":      {"100/s depth 2", refused(shaper.ErrQueueFull, 2), false},
 		"refused with a place":     {"100/s depth 2", refused(shaper.ErrQueueFull, 1), true},
-		"one too many waits":       {"100/s depth 2", &requestLog{enqueued: time.Unix(1, 0), waiting: 3}, true},
+		"one too many waits":       {"100/s depth 2", &visit{waiting: 3}, true},
 		"without a line":           {"100/s burst 2", refused(shaper.ErrQueueFull, 0), false},
 		"too late for MaxWait":     {"100/s depth 9 wait 10ms", refused(shaper.ErrTooLate, 1), false},
 		"not too late for MaxWait": {"100/s depth 9 wait 30ms", refused(shaper.ErrTooLate, 1), true},
 		"no MaxWait":               {"100/s depth 9", refused(shaper.ErrTooLate, 8), true},
 	} {
-		require.Equal(t, c.wrong, misjudged(newLimitsInfo(limitsOf(t, c.limits)), c.request) != "", name)
+		require.Equal(t, c.wrong, misjudged(newLimitsInfo(limitsOf(t, c.limits)), c.visit) != "", name)
 	}
 }
 
-// A gap between departures is a lost slot, unless the shaper itself reports that
-// the machine was that late.
-func TestLostSlots(t *testing.T) {
+// A gap between departures is a lost slot if a request was waiting, unless the shaper itself reports
+// that the machine was that late.
+func TestWastedSlots(t *testing.T) {
+	type departure struct{ at, waited time.Duration } // in milliseconds
 	for name, c := range map[string]struct {
-		limits, timeline string
-		missed           float64
-		lost             int
+		limits     string
+		missed     float64
+		departures []departure
+		wasted     int
 	}{
-		"one every interval":         {"100/s depth 9 slack 1ms", "peee      l         l         l", 0, 0},
-		"late within the slack":      {"100/s depth 9 slack 1ms", "peee       l         l        l", 0, 0},
-		"one slot lost":              {"100/s depth 9 slack 1ms", "peee                l         l", 0, 1},
-		"two slots lost":             {"100/s depth 9 slack 1ms", "peee                          l", 0, 2},
-		"late, and owned up to":      {"100/s depth 9 slack 1ms", "peee                l         l", 0.9, 0},
-		"none was waiting":           {"100/s depth 9 slack 1ms", "p                   p", 0, 0},
-		"none was waiting until now": {"100/s depth 9 slack 1ms", "p       e l", 0, 0},
-		"kept waiting alone":         {"100/s depth 9 slack 1ms", "p                 e         l", 0, 1},
-		"the default slack":          {"100/s depth 9", "pee                           l         l", 0, 0},
-		"more than that":             {"100/s depth 9", "pee                            l         l", 0, 1},
-		"no interval to lose":        {"inf", "p              p", 0, 0},
+		"one every interval":         {"100/s depth 9 slack 1ms", 0, []departure{{0, 0}, {10, 9}, {20, 18}}, 0},
+		"late within the slack":      {"100/s depth 9 slack 1ms", 0, []departure{{0, 0}, {11, 10}, {21, 19}}, 0},
+		"one slot lost":              {"100/s depth 9 slack 1ms", 0, []departure{{0, 0}, {20, 19}, {30, 28}}, 1},
+		"two slots lost":             {"100/s depth 9 slack 1ms", 0, []departure{{0, 0}, {30, 29}}, 2},
+		"late, and owned up to":      {"100/s depth 9 slack 1ms", 0.9, []departure{{0, 0}, {20, 19}, {30, 28}}, 0},
+		"none was waiting":           {"100/s depth 9 slack 1ms", 0, []departure{{0, 0}, {20, 0}}, 0},
+		"none was waiting until now": {"100/s depth 9 slack 1ms", 0, []departure{{0, 0}, {10, 2}}, 0},
+		"kept waiting alone":         {"100/s depth 9 slack 1ms", 0, []departure{{0, 0}, {28, 10}}, 1},
+		"the default slack":          {"100/s depth 9", 0, []departure{{0, 0}, {30, 28}, {40, 37}}, 0},
+		"more than that":             {"100/s depth 9", 0, []departure{{0, 0}, {31, 29}, {41, 38}}, 1},
+		"no interval to lose":        {"inf", 0, []departure{{0, 0}, {15, 0}}, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			shaped := trial{requests: history(c.timeline), missedUnits: c.missed}
-			require.Equal(t, c.lost, lostSlots(newLimitsInfo(limitsOf(t, c.limits)), shaped))
-		})
+		begin := time.Now()
+		visits := []*visit{{left: begin}} // It gave up, and cost no slot.
+		for _, d := range c.departures {
+			visits = append(visits, &visit{departed: begin.Add(d.at * time.Millisecond), waited: d.waited * time.Millisecond})
+		}
+		info := newLimitsInfo(limitsOf(t, c.limits))
+		require.Equal(t, c.wasted, wastedSlots(info, visits, c.missed), name)
+		visits[1].left = begin
+		require.Equal(t, c.wasted+1, wastedSlots(info, visits, c.missed), "%s, and a slot for a client that had disconnected", name)
 	}
 }
 
@@ -130,37 +85,31 @@ func requireFault(t *testing.T, says string, faults []string) {
 }
 
 func TestJudgeBurst(t *testing.T) {
-	info := newLimitsInfo(limitsOf(t, "100/s depth 3 slack 1ms"))
-	s := capacity{workers: 3, serviceTime: 10 * time.Millisecond}
-	const even = "peeeff    l         l         l"
-	good := tally{sent: 6, served: 4, refused: 2}
-	failed := tally{sent: 6, served: 4, failed: 2}
-	for name, c := range map[string]struct {
-		direct    tally
-		shaped    trial
-		impatient int
-		says      string // "": nothing
-	}{
-		"all is well":             {failed, trialOf(even, good), 0, ""},
-		"direct did not fail":     {tally{sent: 6, served: 6}, trialOf(even, good), 0, "the upstream served the burst of 6"},
-		"too small a burst":       {tally{sent: 3, served: 3}, trialOf("pee       l         l", tally{sent: 3, served: 3}), 0, "the burst of 3 fits into the upstream's"},
-		"one failed":              {failed, trialOf(even, tally{sent: 6, served: 3, failed: 1, refused: 2}), 0, "1 request failed behind the shaper"},
-		"one got nothing":         {failed, trialOf(even, tally{sent: 6, served: 3, other: 1, refused: 2}), 0, "got no response, or one that this"},
-		"one never arrived":       {failed, trialOf(even, tally{sent: 6, served: 5, refused: 1}), 0, "5 were served behind the shaper, but 4"},
-		"refused with room":       {failed, trialOf("peefef    l         l         l", good), 0, "a request was refused"},
-		"a slot passed":           {failed, trialOf("peeeff    l         l                   l", good), 0, "1 slot passed unused"},
-		"at its turn, handed on":  {failed, trialOf("peee va    l         l", tally{sent: 4, served: 3, left: 1}), 2, ""},
-		"one slot may be lost":    {failed, trialOf("peee v     l         l         l", tally{sent: 4, served: 3, left: 1}), 2, ""},
-		"two slots were spent":    {failed, trialOf("peee vv    l         l         l", tally{sent: 4, served: 2, left: 2}), 2, "2 slots were given to clients that had d"},
-		"two slots went by":       {failed, trialOf("peee va                        l         l", tally{sent: 4, served: 3, left: 1}), 2, "2 slots were given to clients that had d"},
-		"none disconnected":       {failed, trialOf("peee       l         l         l", tally{sent: 4, served: 4}), 2, "none of 2 impatient clients"},
-		"the patient are refused": {failed, trialOf("peeeff va  l         l", tally{sent: 6, served: 3, left: 1, refused: 2}), 2, ""},
+	for says, spoil := range map[string]func(direct, shaped *trial){
+		"":                                    func(_, _ *trial) {},
+		"the upstream served the burst of 18": func(direct, _ *trial) { direct.failed = 0 },
+		"the burst of 3 fits into the upstream's":  func(direct, _ *trial) { direct.failed, direct.sent = 0, 3 },
+		"1 request failed behind the shaper":       func(_, shaped *trial) { shaped.failed = 1 },
+		"1 request got no response":                func(_, shaped *trial) { shaped.other = 1 },
+		"16 were served behind the shaper, but 15": func(_, shaped *trial) { shaped.served = 16 },
+		"14 were served behind the shaper, but 15": func(_, shaped *trial) { shaped.served = 14 },
+		"with 12 in a line of 13":                  func(_, shaped *trial) { shaped.visits[17].waiting = 12 },
+		"14 waited in a line of 13":                func(_, shaped *trial) { shaped.visits[14].waiting = 14 },
+		"1 slot passed unused":                     func(_, shaped *trial) { shaped.wasted = 1 },
+		"none of 2 impatient clients":              func(_, shaped *trial) { shaped.impatient = 2 },
+		"2 slots were given to clients that had d": func(_, shaped *trial) { shaped.impatient, shaped.left, shaped.wasted = 2, 1, 2 },
 	} {
-		t.Run(name, func(t *testing.T) {
-			c.shaped.impatient = c.impatient
-			faults := judgeBurst(info, s, trial{tally: c.direct}, c.shaped)
-			requireFault(t, c.says, faults)
-		})
+		direct, shaped := trials()
+		spoil(&direct, &shaped)
+		info := newLimitsInfo(limitsOf(t, "20/s depth 13"))
+		requireFault(t, says, judgeBurst(info, capacity{workers: 3}, direct, shaped))
+
+		// One client may disconnect just when its slot has been given to it.
+		if says == "" {
+			shaped.visits[3].left = shaped.visits[3].departed
+			shaped.impatient, shaped.left, shaped.served, shaped.wasted = 2, 1, 14, 1
+			requireFault(t, says, judgeBurst(info, capacity{workers: 3}, direct, shaped))
+		}
 	}
 }
 
@@ -205,22 +154,42 @@ func TestUpstreamIsFastEnoughForTheShaperAndTooSlowForTheBurst(t *testing.T) {
 func TestImpatientClientsAreSpreadOverTheBurst(t *testing.T) {
 	info := newLimitsInfo(limitsOf(t, "50/s depth 100"))
 	for percent, want := range map[int]int{0: 0, 1: 1, 33: 49, 50: 75, 100: 150} {
-		all := chooseImpatient(150, percent, info)
-		require.Len(t, all, want)
-		uploads, within := 0, 0
-		for i, c := range all {
-			if c.upload {
+		all := newVisits(150, percent, info)
+		require.Equal(t, want, countImpatient(all))
+		require.InDelta(t, want/2, countImpatient(all[:75]), 1, "in the first half")
+		uploads := 0
+		for _, v := range all {
+			if v.upload {
 				uploads++
 			}
-			if i < 75 {
-				within++
+			if v.impatient {
+				require.GreaterOrEqual(t, v.patiencePerPlace, 2*time.Millisecond)
+				require.LessOrEqual(t, v.patiencePerPlace, 8*time.Millisecond)
 			}
-			require.GreaterOrEqual(t, c.patiencePerPlace, 2*time.Millisecond)
-			require.LessOrEqual(t, c.patiencePerPlace, 8*time.Millisecond)
 		}
 		require.Equal(t, want/2, uploads)
-		require.InDelta(t, want/2, within, 1, "in the first half")
 	}
+}
+
+// A client whose turn has come does not wait any more: its patience must not run out while it is being served.
+func TestAnImpatientClientWhoseTurnComesStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for stays, turn := range map[bool]time.Duration{true: 3*time.Second - 1, false: 3*time.Second + 1} {
+			disconnected := false
+			v := &visit{impatient: true, patiencePerPlace: time.Second, disconnect: func() { disconnected = true }}
+			ctx, begin := context.WithValue(t.Context(), visitKey{}, v), time.Now()
+			traceVisits().Enqueued(ctx, shaper.Event{Waiting: 3})
+			time.Sleep(turn)
+			traceVisits().Departed(ctx, shaper.Event{})
+			time.Sleep(time.Minute)
+			require.Equal(t, 3, v.waiting)
+			require.Equal(t, stays, v.leftAt().IsZero())
+			require.Equal(t, stays, !disconnected)
+			if !stays {
+				require.Equal(t, 3*time.Second, v.leftAt().Sub(begin))
+			}
+		}
+	})
 }
 
 // trials returns a direct and a shaped trial at 20/s. 12 requests arrive at 0 ms
@@ -230,24 +199,18 @@ func trials() (direct, shaped trial) {
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
 	for i := range 18 {
-		r := &requestLog{arrived: at(i / 12 * 100)}
-		switch {
-		case i == 0:
-			r.departed = at(1)
-		case i < 15:
-			r.enqueued, r.departed = r.arrived, at(1+50*i)
-		default:
-			r.refused = r.arrived
+		v := &visit{arrived: at(i / 12 * 100), waiting: min(i-i/12, 13)}
+		if i < 15 {
+			v.departed = at(1 + 50*i)
+			v.waited = v.departed.Sub(v.arrived)
+			shaped.reached = append(shaped.reached, v.departed.Add([]time.Duration{0, -8, 8}[i%3]*time.Millisecond))
+		} else {
+			v.refused = &shaper.RejectError{Reason: shaper.ErrQueueFull}
 		}
-		shaped.requests = append(shaped.requests, r)
-		shaped.arrived = append(shaped.arrived, r.arrived)
-		if r.refused.IsZero() {
-			shaped.reached = append(shaped.reached, r.departed.Add([]time.Duration{0, -8, 8}[i%3]*time.Millisecond))
-		}
+		shaped.visits = append(shaped.visits, v)
 	}
-	shaped.tally = tally{sent: 18, served: 15, refused: 3, longestWait: 701 * time.Millisecond}
-	direct.arrived, direct.reached = shaped.arrived, shaped.arrived
-	direct.tally = tally{sent: 18, served: 4, failed: 14}
+	shaped.tally, shaped.longestWait = tally{sent: 18, served: 15, refused: 3}, 701*time.Millisecond
+	direct.tally, direct.reached = tally{sent: 18, served: 4, failed: 14}, shaped.arrivals()
 	return direct, shaped
 }
 
@@ -257,7 +220,7 @@ func plain() *terminal { return newTerminal(&bytes.Buffer{}, func(error) {}) }
 // second column, although each is up to 8 ms early or late.
 func TestPicturesShowABurstAndEvenDepartures(t *testing.T) {
 	direct, shaped := trials()
-	info := newLimitsInfo(limitsOf(t, "20/s depth 14"))
+	info := newLimitsInfo(limitsOf(t, "20/s depth 13"))
 	require.Equal(t, strings.TrimPrefix(`
   direct: 18 reach the upstream within 100 ms
     12 █
@@ -287,11 +250,11 @@ func TestPicturesShowABurstAndEvenDepartures(t *testing.T) {
   smallest gap at the upstream          0 s      42 ms
   median gap at the upstream            0 s      42 ms
   longest wait                            -     701 ms
-`, "\n"), burstTable(plain(), info, direct, shaped))
+`, "\n"), burstTable(plain(), direct, shaped))
 
 	svg := burstSVG(info, shaped)
 	require.NoError(t, xml.Unmarshal([]byte(svg), new(struct{})), "it is well formed")
-	require.Contains(t, svg, `role="img" aria-label="With limits 20/s depth 14, a ragged burst of 18 requests`)
+	require.Contains(t, svg, `role="img" aria-label="With limits 20/s depth 13, a ragged burst of 18 requests`)
 	require.Contains(t, svg, "prefers-color-scheme:dark")
 	require.Equal(t, 18, strings.Count(svg, "h5"), "arrivals")
 	require.Equal(t, 15, strings.Count(svg, "v-34"), "departures")
@@ -303,7 +266,7 @@ func TestPicturesShowABurstAndEvenDepartures(t *testing.T) {
 }
 
 func TestChartFitsTheScreen(t *testing.T) {
-	for _, limits := range []string{"20/s depth 14", "7/s depth 9", "1/s depth 1", "1000000/s depth 3", "1 per 365d depth 4", "49.99/s depth 5", "inf"} {
+	for _, limits := range []string{"20/s depth 13", "7/s depth 9", "1/s depth 1", "1000000/s depth 3", "1 per 365d depth 4", "49.99/s depth 5", "inf"} {
 		direct, shaped := trials()
 		shown := burstChart(plain(), newLimitsInfo(limitsOf(t, limits)), direct, shaped)
 		for line := range strings.Lines(shown) {

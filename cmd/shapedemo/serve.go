@@ -65,22 +65,22 @@ func serve(stop *interrupts, t *terminal, c config, front *frontListener) (int, 
 		return exitFailed, err
 	}
 	target := c.upstream
-	var upstream *fragileUpstream // nil: a server of the user's
 	if target == nil {
-		if upstream, err = startFragileUpstream(capacityFor(newLimitsInfo(c.limits), c.burst), nil); err != nil {
+		upstream, err := startLoopback(newFragileUpstream(capacityFor(newLimitsInfo(c.limits), c.burst), nil))
+		if err != nil {
 			return exitFailed, err
 		}
 		defer upstream.close()
 		target = upstream.url
 	}
 	p := startProxy(front.listener, s, target)
-	printHowToTry(t, c, front, p.url)
+	printHowToTry(t, c, front, p.url.String())
 	endClients := func() {}
 	if front.page != nil {
-		page := startPage(front.page, p, upstream == nil)
+		page := startPage(front.page, p, c.upstream != nil)
 		defer page.close()
 		endClients = page.clients.end
-		t.say("Watch it:  %s\n", t.coloured(bold, page.url))
+		t.say("Watch it:  %s\n", t.coloured(bold, page.server.url.JoinPath("/").String()))
 	}
 	select {
 	case <-p.server.done:
@@ -159,10 +159,8 @@ const healthPath = "/healthz"
 
 // A proxy is a reverse proxy with a shaper in front.
 type proxy struct {
-	shaper *shaper.Shaper
-	url    string
-
-	server    *server
+	*server
+	shaper    *shaper.Shaper
 	transport *http.Transport
 }
 
@@ -170,7 +168,7 @@ type proxy struct {
 // middleware before they come to the shaper. The caller must close the proxy, which
 // closes s.
 func startProxy(l net.Listener, s *shaper.Shaper, target *url.URL, outer ...func(http.Handler) http.Handler) *proxy {
-	p := &proxy{shaper: s, url: "http://" + reachable(l.Addr())}
+	p := &proxy{shaper: s}
 	p.transport = http.DefaultTransport.(*http.Transport).Clone()
 	p.transport.MaxIdleConns = 0 // Unlimited: the shaper limits what goes upstream.
 	p.transport.MaxIdleConnsPerHost = 256
@@ -262,6 +260,7 @@ func (p *proxy) close() error {
 // A server serves on its listener until it is closed.
 type server struct {
 	*http.Server
+	url  *url.URL      // at which this machine can reach it
 	done chan struct{} // closed when the server has ended
 	err  error         // of its listener, if it was not closed; to be read after that
 }
@@ -269,7 +268,7 @@ type server struct {
 // startServer serves on l. The caller must close the server.
 func startServer(l net.Listener, of *http.Server) *server {
 	of.ErrorLog = log.New(io.Discard, "", 0)
-	s := &server{Server: of, done: make(chan struct{})}
+	s := &server{Server: of, url: &url.URL{Scheme: "http", Host: reachable(l.Addr())}, done: make(chan struct{})}
 	go func() {
 		defer close(s.done)
 		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -277,6 +276,23 @@ func startServer(l net.Listener, of *http.Server) *server {
 		}
 	}()
 	return s
+}
+
+// startLoopback serves a handler on a free port of 127.0.0.1. Only this program calls it. The
+// caller must close the server.
+func startLoopback(h http.Handler) (*server, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	return startServer(l, &http.Server{
+		Handler: h,
+		// On a busy machine this program may come to write a request, or to read it, late.
+		ReadHeaderTimeout: 30 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       time.Minute,
+	}), nil
 }
 
 // close ends the server at once and waits until it has ended.

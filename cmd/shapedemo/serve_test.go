@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -161,71 +160,6 @@ func TestSecondInterruptEndsAtOnce(t *testing.T) {
 	})
 	require.Equal(t, map[int]int{503: 60}, told, "those in the line are told")
 	require.Contains(t, p.stdout.String(), "Stopped at once; 60 waiting requests got a 503.")
-}
-
-// filled returns a proxy with a full bucket, in front of an upstream that takes that long,
-// and the logs of the requests that come to it.
-func filled(t *testing.T, limits string, serviceTime time.Duration, impatient *impatientClient) (*proxy, *requestLogs) {
-	t.Helper()
-	f, err := startFragileUpstream(capacity{workers: 9, serviceTime: serviceTime}, nil)
-	require.NoError(t, err)
-	t.Cleanup(f.close)
-	s, err := shaper.New(limitsOf(t, limits), shaper.WithTrace(traceRequests()))
-	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	logs := &requestLogs{impatient: map[int]*impatientClient{7: impatient}}
-	p := startProxy(l, s, f.url, logs.middleware)
-	t.Cleanup(func() { require.NoError(t, p.close()) })
-	require.True(t, s.Allow())
-	return p, logs
-}
-
-// A client whose turn has come does not wait any more: its patience must not run
-// out while it is being served. Its turn comes once it is in line. On a busy machine that
-// may be too late for it: then a client with more patience, which is served for longer in
-// turn, tries again.
-func TestAnImpatientClientWhoseTurnComesStays(t *testing.T) {
-	t.Parallel()
-	for patience := 300 * time.Millisecond; ; patience *= 2 {
-		c := &impatientClient{upload: true, patiencePerPlace: patience}
-		p, logs := filled(t, "6/h depth 2", 2*patience, c)
-		go func() {
-			for p.shaper.Stats().Waiting == 0 && t.Context().Err() == nil {
-				time.Sleep(time.Millisecond)
-			}
-			_ = p.shaper.SetLimits(shaper.Limits{Rate: 1000, Depth: 2})
-		}()
-		got := c.send(t.Context(), client, p.url, 7)
-		requests := logs.byArrival()
-		if got.left && patience < 3*time.Second {
-			continue
-		}
-		require.Equal(t, http.StatusOK, got.status)
-		require.Len(t, requests, 1)
-		require.Same(t, c, requests[0].client)
-		require.NotZero(t, requests[0].enqueued)
-		require.Zero(t, c.leftAt())
-		return
-	}
-}
-
-// A client that disconnects gives up its place in the line. A patient client that does
-// so is counted too.
-func TestAnImpatientClientLeavesTheLine(t *testing.T) {
-	t.Parallel()
-	for name, upload := range map[string]bool{"download": false, "upload": true} {
-		t.Run(name, func(t *testing.T) {
-			c := &impatientClient{upload: upload, patiencePerPlace: 10 * time.Millisecond}
-			p, logs := filled(t, "6/h depth 2", 0, c)
-			require.Equal(t, result{left: true}, c.send(t.Context(), client, p.url, 7))
-			requests := logs.byArrival() // It returns when the shaper, too, has noticed.
-			require.Len(t, requests, 1)
-			require.Zero(t, requests[0].departed)
-			require.Zero(t, p.shaper.Stats().Waiting)
-			require.EqualValues(t, 1, p.shaper.Stats().Abandoned)
-		})
-	}
 }
 
 // watched returns a program that serves and sends no burst, and the address of its page.
