@@ -137,8 +137,11 @@ func quantile(times []time.Duration, q float64) string {
 	if len(times) == 0 {
 		return "-"
 	}
-	return limitwords.Seconds(times[min(int(q*float64(len(times))), len(times)-1)].Seconds())
+	return seconds(times[min(int(q*float64(len(times))), len(times)-1)])
 }
+
+// seconds returns the text of a duration, with three digits.
+func seconds(d time.Duration) string { return limitwords.Seconds(d.Seconds()) }
 
 // respond answers a request with a text.
 func respond(w http.ResponseWriter, text string) {
@@ -239,7 +242,7 @@ func axis(columns int, every, lead float64) string {
 func countAndSpan(did string, at []time.Time) string {
 	text := fmt.Sprintf("%d %s", len(at), did)
 	if len(at) > 1 {
-		text += " within " + limitwords.Seconds(at[len(at)-1].Sub(at[0]).Seconds())
+		text += " within " + seconds(at[len(at)-1].Sub(at[0]))
 	}
 	return text
 }
@@ -292,7 +295,31 @@ const svgStyle = `svg{font:13px system-ui,sans-serif}` +
 // A drawing is the text of an SVG.
 type drawing struct{ strings.Builder }
 
+// newDrawing begins a drawing of a height. The style is added to [svgStyle]; the label is for readers who can't see it.
+func newDrawing(height float64, style, label string, args ...any) *drawing {
+	d := &drawing{}
+	d.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" role="img" aria-label="%s"><style>%s</style>`,
+		svgWidth, height, fmt.Sprintf(label, args...), svgStyle+style)
+	return d
+}
+
 func (d *drawing) add(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
+
+// text writes a line of text, which begins at x.
+func (d *drawing) text(class string, x, y float64, format string, args ...any) {
+	d.add(`<text class="%s" x="%.0f" y="%.0f">%s</text>`, class, x, y, fmt.Sprintf(format, args...))
+}
+
+// ground draws the line on which marks stand.
+func (d *drawing) ground(y float64) {
+	d.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, y+0.5, svgRight+4)
+}
+
+// end ends the drawing, and returns its text.
+func (d *drawing) end() string {
+	d.WriteString("</svg>\n")
+	return d.String()
+}
 
 // times draws a time axis of so many seconds, with labels at round times, below y.
 func (d *drawing) times(y, length float64) {
@@ -317,32 +344,30 @@ func burstSVG(info limitsInfo, shaped trial) string {
 	x := func(at time.Time) float64 {
 		return svgLeft + at.Sub(begin).Seconds()/length*(svgRight-svgLeft)
 	}
-	var b drawing
 	disconnected := ""
 	if shaped.left > 0 {
 		disconnected = fmt.Sprintf(", %d disconnect while they wait", shaped.left)
 	}
-	b.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-label="With limits %s, a ragged burst of %s; %d are refused at once%s and %d reach the upstream evenly within %s"><style>%s</style>`,
-		svgWidth, svgHeight, info.limits, countAndSpan("requests arrives", arrived), shaped.refused, disconnected, len(shaped.reached),
-		limitwords.Seconds(shaped.reached[len(shaped.reached)-1].Sub(shaped.reached[0]).Seconds()), svgStyle)
-	for _, foot := range []float64{stacksBase, ticksBase} {
-		b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, foot+0.5, svgRight+4)
-	}
-	b.times(ticksBase, length)
+	d := newDrawing(svgHeight, "", "With limits %s, a ragged burst of %s; %d are refused at once%s and %d reach the upstream evenly within %s",
+		info.limits, countAndSpan("requests arrives", arrived), shaped.refused, disconnected, len(shaped.reached),
+		seconds(shaped.reached[len(shaped.reached)-1].Sub(shaped.reached[0])))
+	d.ground(stacksBase)
+	d.ground(ticksBase)
+	d.times(ticksBase, length)
 	stacks, edge := dotStacks(shaped.visits, x)
-	b.WriteString(stacks)
+	d.WriteString(stacks)
 	if shaped.left > 0 {
-		b.add(`<path class="v" stroke-width="1.6" d="%s"/>`, ticks(shaped.disconnects(), x, disconnectsBase, disconnectsHeight))
+		d.add(`<path class="v" stroke-width="1.6" d="%s"/>`, ticks(shaped.disconnects(), x, disconnectsBase, disconnectsHeight))
 	}
-	b.add(`<path class="d" stroke-width="2.4" d="%s"/>`, ticks(shaped.reached, x, ticksBase, ticksHeight))
+	d.add(`<path class="d" stroke-width="2.4" d="%s"/>`, ticks(shaped.reached, x, ticksBase, ticksHeight))
 
-	y := 44
+	y := 44.0
 	line := func(class, format string, args ...any) {
-		b.add(`<text class="%s" x="%.0f" y="%d">%s</text>`, class, edge+24, y, fmt.Sprintf(format, args...))
+		d.text(class, edge+24, y, format, args...)
 		y += 22
 	}
 	line("t", "A ragged burst goes in: %s", countAndSpan("requests", arrived))
-	line("a", "%d are admitted, and wait up to %s", shaped.served+shaped.left, limitwords.Seconds(shaped.longestWait.Seconds()))
+	line("a", "%d are admitted, and wait up to %s", shaped.served+shaped.left, seconds(shaped.longestWait))
 	if shaped.left > 0 {
 		line("v", "%d of these disconnect while they wait, and %s", shaped.left, costInSlots(shaped.wasted))
 	}
@@ -353,8 +378,8 @@ func burstSVG(info limitsInfo, shaped trial) string {
 	if !info.unlimited {
 		out += ": one every " + limitwords.Seconds(info.interval)
 	}
-	b.add(`<text class="d" x="%d" y="%.0f">%s</text>`, svgLeft, ticksBase-ticksHeight-10, out)
-	return b.String() + "</svg>\n"
+	d.text("d", svgLeft, ticksBase-ticksHeight-10, "%s", out)
+	return d.end()
 }
 
 // dotStacks draws visits as stacks of dots, in the order in which they arrived. It
@@ -388,7 +413,7 @@ func dotStacks(visits []*visit, x func(time.Time) float64) (stacks string, edge 
 }
 
 // ticks draws instants as upright marks.
-func ticks(instants []time.Time, x func(time.Time) float64, foot, height float64) string {
+func ticks[T any](instants []T, x func(T) float64, foot, height float64) string {
 	var b strings.Builder
 	for _, at := range instants {
 		fmt.Fprintf(&b, "M%.1f %.0fv-%.0f", x(at), foot, height)

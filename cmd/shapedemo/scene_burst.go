@@ -61,7 +61,7 @@ func showBurst(ctx context.Context, t *terminal, c config) (status int, err erro
 	printLimits(t, info.limits)
 	t.say("  upstream   %s, %s for each request: up to %s/s; answers 503 when\n"+
 		"             all workers are busy\n",
-		countOf(size.workers, "worker"), limitwords.Seconds(size.serviceTime.Seconds()), formatDecimal(size.perSecond()))
+		countOf(size.workers, "worker"), seconds(size.serviceTime), formatDecimal(size.perSecond()))
 
 	sends := sendTimes(c.burst, burstSpan(c.burst, size))
 	t.say("Sending %d requests directly to the upstream ...", c.burst)
@@ -360,6 +360,6 @@ func burstTable(t *terminal, direct, shaped trial) string {
 	directGaps, shapedGaps := gaps(direct.reached), gaps(shaped.reached)
 	b.row("smallest gap at the upstream", quantile(directGaps, 0), quantile(shapedGaps, 0))
 	b.row("median gap at the upstream", quantile(directGaps, 0.5), quantile(shapedGaps, 0.5))
-	b.row("longest wait", "-", limitwords.Seconds(shaped.longestWait.Seconds()))
+	b.row("longest wait", "-", seconds(shaped.longestWait))
 	return b.String()
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -27,35 +28,42 @@ const (
 // burstKey is the key of the burst. The keys of people are from 1 to fairPeople.
 const burstKey = 0
 
-// A fairRun is what became of the requests of all keys in one kind of line.
+// A fairRun is what became of the requests of all keys in one kind of line. Its times are those of the scene.
 type fairRun struct {
-	begin   time.Time
-	left    []departure // in the order in which they left
-	refused int
+	left          []departure // in the order in which they left
+	people, burst waits
+	refused       int
 }
 
 // A departure is a request that has left.
 type departure struct {
 	key        int
-	wanted, at time.Time
+	wanted, at time.Duration
 }
 
-// waits returns how long requests of people, or of the burst, waited in the time of the scene, on average
-// and at most.
-func (r fairRun) waits(people bool) (mean, longest time.Duration) {
-	n := 0
-	for _, d := range r.left {
-		if people == (d.key != burstKey) {
-			n++
-			wait := d.at.Sub(d.wanted) * fairSpeed
-			mean += wait
-			longest = max(longest, wait)
-		}
+// waits sum up how long n requests waited.
+type waits struct {
+	n              int
+	total, longest time.Duration
+}
+
+func (w *waits) add(wait time.Duration) {
+	w.n++
+	w.total += wait
+	w.longest = max(w.longest, wait)
+}
+
+func (w *waits) mean() time.Duration { return w.total / time.Duration(max(w.n, 1)) }
+
+// end returns when the last request has left.
+func (r fairRun) end() time.Duration {
+	if len(r.left) == 0 {
+		return 0
 	}
-	return mean / time.Duration(max(n, 1)), longest
+	return r.left[len(r.left)-1].at
 }
 
-// fairSpan returns how long the burst takes alone, in the time of the scene.
+// fairSpan returns how long the burst takes alone.
 func fairSpan(l shaper.Limits) time.Duration {
 	return time.Duration(fairBurst / float64(l.Rate) * float64(time.Second))
 }
@@ -70,7 +78,7 @@ func showFair(ctx context.Context, t *terminal, c config) (status int, err error
 	printLimits(t, c.limits)
 	t.say("  burst      %d requests of one key at once\n"+
 		"  people     %d, each a key; one of them calls about every %s\n",
-		fairBurst, fairPeople, limitwords.Seconds((span / (fairPeople * fairCalls)).Seconds()))
+		fairBurst, fairPeople, seconds(span/(fairPeople*fairCalls)))
 	most := fairBurst + fairPeople*fairCalls
 	t.say("In one line and with fair queueing side by side, %d times as fast as the clock;\nthis takes about %s ...\n",
 		fairSpeed, limitwords.Seconds(float64(most)/float64(c.limits.Rate)/fairSpeed))
@@ -84,38 +92,35 @@ func showFair(ctx context.Context, t *terminal, c config) (status int, err error
 
 // callBesideABurst sends the same requests through both kinds of line at once.
 func callBesideABurst(ctx context.Context, l shaper.Limits) (plain, fair fairRun, err error) {
-	scaled := l
-	scaled.Rate *= fairSpeed
-	scaled.MaxWait /= fairSpeed
-	inOneLine, err := shaper.New(scaled)
-	if err != nil {
-		return plain, fair, err
-	}
-	defer inOneLine.Close()
-	byTurns, err := shaper.New(scaled, shaper.WithFairQueue(nil))
-	if err != nil {
-		return plain, fair, err
-	}
-	defer byTurns.Close()
+	var errPlain, errFair error
 	var both sync.WaitGroup
-	both.Go(func() { plain = runFair(ctx, inOneLine, fairSpan(scaled)) })
-	both.Go(func() { fair = runFair(ctx, byTurns, fairSpan(scaled)) })
+	both.Go(func() { plain, errPlain = runFair(ctx, l) })
+	both.Go(func() { fair, errFair = runFair(ctx, l, shaper.WithFairQueue(nil)) })
 	both.Wait()
-	return plain, fair, ctx.Err()
+	return plain, fair, cmp.Or(errPlain, errFair, ctx.Err())
 }
 
-// runFair sends the burst and the calls of people, which are spread over the span, and waits for the end of all.
-func runFair(ctx context.Context, s *shaper.Shaper, span time.Duration) fairRun {
+// runFair sends the burst and the calls of people, which are spread over the span of the burst, and waits for the
+// end of all.
+func runFair(ctx context.Context, l shaper.Limits, options ...shaper.Option) (r fairRun, err error) {
+	span := fairSpan(l)
+	l.Rate *= fairSpeed
+	l.MaxWait /= fairSpeed
+	s, err := shaper.New(l, options...)
+	if err != nil {
+		return r, err
+	}
+	defer s.Close()
+	begin := time.Now()
 	var mu sync.Mutex
-	r := fairRun{begin: time.Now()}
 	var all sync.WaitGroup
-	send := func(key int, wanted time.Time) {
+	send := func(key int, wanted time.Duration) {
 		all.Go(func() {
-			sleep(ctx, time.Until(wanted))
+			sleep(ctx, time.Until(begin.Add(wanted/fairSpeed)))
 			err := s.For(fmt.Sprint(key)).Do(ctx, 1, func(context.Context) error {
 				mu.Lock()
 				defer mu.Unlock()
-				r.left = append(r.left, departure{key, wanted, time.Now()})
+				r.left = append(r.left, departure{key, wanted, time.Since(begin) * fairSpeed})
 				return nil
 			})
 			if err != nil && ctx.Err() == nil {
@@ -126,51 +131,35 @@ func runFair(ctx context.Context, s *shaper.Shaper, span time.Duration) fairRun 
 		})
 	}
 	for range fairBurst {
-		send(burstKey, r.begin)
+		send(burstKey, 0)
 	}
 	// Each in a part of the span of its own, but at no even distance: the same in both lines, and in each run.
 	random := rand.New(rand.NewPCG(1, 2))
 	const calls = fairPeople * fairCalls
 	for i := range calls {
 		part := span / calls
-		send(1+i%fairPeople, r.begin.Add(part*time.Duration(i)+time.Duration(random.Int64N(int64(part)))))
+		send(1+i%fairPeople, part*time.Duration(i)+time.Duration(random.Int64N(int64(part))))
 	}
 	all.Wait()
-	slices.SortStableFunc(r.left, func(a, b departure) int { return a.at.Compare(b.at) })
-	return r
-}
-
-// sceneTime returns the time of the scene at an instant.
-func (r fairRun) sceneTime(at time.Time) time.Duration { return at.Sub(r.begin) * fairSpeed }
-
-// end returns when the last request has left, in the time of the scene.
-func (r fairRun) end() time.Duration {
-	if len(r.left) == 0 {
-		return 0
+	slices.SortStableFunc(r.left, func(a, b departure) int { return cmp.Compare(a.at, b.at) })
+	for _, d := range r.left {
+		if d.key == burstKey {
+			r.burst.add(d.at - d.wanted)
+		} else {
+			r.people.add(d.at - d.wanted)
+		}
 	}
-	return r.sceneTime(r.left[len(r.left)-1].at)
+	return r, nil
 }
 
-// fairTable returns a table of waits, in the time of the scene.
+// fairTable returns a table of waits.
 func fairTable(t *terminal, plain, fair fairRun) string {
 	b := newTable(t, "one line", "fair")
-	row := func(name string, of func(fairRun) time.Duration) {
-		b.row(name, limitwords.Seconds(of(plain).Seconds()), limitwords.Seconds(of(fair).Seconds()))
-	}
-	for _, who := range []struct {
-		name   string
-		people bool
-	}{{"a person", true}, {"the burst", false}} {
-		row("mean wait of "+who.name, func(r fairRun) time.Duration {
-			mean, _ := r.waits(who.people)
-			return mean
-		})
-		row("longest wait of "+who.name, func(r fairRun) time.Duration {
-			_, longest := r.waits(who.people)
-			return longest
-		})
-	}
-	row("all have left after", fairRun.end)
+	b.row("mean wait of a person", seconds(plain.people.mean()), seconds(fair.people.mean()))
+	b.row("longest wait of a person", seconds(plain.people.longest), seconds(fair.people.longest))
+	b.row("mean wait of the burst", seconds(plain.burst.mean()), seconds(fair.burst.mean()))
+	b.row("longest wait of the burst", seconds(plain.burst.longest), seconds(fair.burst.longest))
+	b.row("all have left after", seconds(plain.end()), seconds(fair.end()))
 	return b.String()
 }
 
@@ -181,27 +170,21 @@ func judgeFair(plain, fair fairRun) (faults []string) {
 		fault("%s: use -limits with a longer line", wereRefused(n))
 		return faults
 	}
-	inOneLine, _ := plain.waits(true)
-	byTurns, longest := fair.waits(true)
-	if 10*byTurns > inOneLine {
+	if 10*fair.people.mean() > plain.people.mean() {
 		fault("a person waited %s on average with fair queueing, which is more than a tenth of the %s in one line",
-			limitwords.Seconds(byTurns.Seconds()), limitwords.Seconds(inOneLine.Seconds()))
+			seconds(fair.people.mean()), seconds(plain.people.mean()))
 	}
-	if longest > inOneLine {
+	if fair.people.longest > plain.people.mean() {
 		fault("a person waited %s with fair queueing, which is more than the mean of %s in one line",
-			limitwords.Seconds(longest.Seconds()), limitwords.Seconds(inOneLine.Seconds()))
+			seconds(fair.people.longest), seconds(plain.people.mean()))
 	}
 	return faults
 }
 
 // fairVerdict returns in a sentence what a demonstration without a fault showed.
 func fairVerdict(plain, fair fairRun) string {
-	inOneLine, _ := plain.waits(true)
-	byTurns, _ := fair.waits(true)
-	_, alone := plain.waits(false)
-	_, shared := fair.waits(false)
 	return fmt.Sprintf("A person waits %s in place of %s, and the burst is through after\n  %s in place of %s.",
-		limitwords.Seconds(byTurns.Seconds()), limitwords.Seconds(inOneLine.Seconds()), limitwords.Seconds(shared.Seconds()), limitwords.Seconds(alone.Seconds()))
+		seconds(fair.people.mean()), seconds(plain.people.mean()), seconds(fair.burst.longest), seconds(plain.burst.longest))
 }
 
 // The dimensions of the picture of the scene, in pixels.
@@ -215,55 +198,45 @@ const (
 
 // fairSVG draws arrivals above, one row for each person, and below which of them left when: in one line, and with fair queueing.
 func fairSVG(l shaper.Limits, plain, fair fairRun) string {
-	var b drawing
-	length := max(plain.end(), fair.end()).Seconds()
-	x := func(r fairRun, at time.Time) float64 {
-		return svgLeft + r.sceneTime(at).Seconds()/length*(svgRight-svgLeft)
-	}
 	arrivalsBase := fairTop + fairPeople*fairRow
-	inOneLine, _ := plain.waits(true)
-	byTurns, _ := fair.waits(true)
-	height := arrivalsBase + 2*fairComb + 52
-	b.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" role="img" aria-label="With limits %s, a burst of %d beside %d people: a person waits %s on average in one line, %s with fair queueing"><style>%stspan{stroke:none}.o{stroke-linecap:round;stroke-width:5.5}</style>`,
-		svgWidth, height, l, fairBurst, fairPeople, limitwords.Seconds(inOneLine.Seconds()), limitwords.Seconds(byTurns.Seconds()), svgStyle)
+	foot := arrivalsBase + 2*fairComb
+	d := newDrawing(foot+52, "tspan{stroke:none}.o{stroke-linecap:round;stroke-width:5.5}",
+		"With limits %s, a burst of %d beside %d people: a person waits %s on average in one line, %s with fair queueing",
+		l, fairBurst, fairPeople, seconds(plain.people.mean()), seconds(fair.people.mean()))
+	length := max(plain.end(), fair.end())
+	x := func(at time.Duration) float64 { return svgLeft + at.Seconds()/length.Seconds()*(svgRight-svgLeft) }
 
-	b.add(`<text x="%d" y="16"><tspan class="a">A burst of %d comes at once</tspan>, and beside it <tspan class="r">calls of %d people</tspan>, one row each</text>`,
+	d.add(`<text x="%d" y="16"><tspan class="a">A burst of %d comes at once</tspan>, and beside it <tspan class="r">calls of %d people</tspan>, one row each</text>`,
 		svgLeft, fairBurst, fairPeople)
-	b.add(`<path class="a" stroke-width="6" d="M%d %.0fV%.0f"/>`, svgLeft, fairTop-fairRow, arrivalsBase)
+	d.add(`<path class="a" stroke-width="6" d="M%d %.0fV%.0f"/>`, svgLeft, fairTop-fairRow, arrivalsBase)
 	var arrivals strings.Builder
-	for _, d := range fair.left {
-		if d.key != burstKey {
-			fmt.Fprintf(&arrivals, "M%.1f %.1fh0", x(fair, d.wanted), fairTop+float64(d.key-1)*fairRow)
+	for _, r := range fair.left {
+		if r.key != burstKey {
+			fmt.Fprintf(&arrivals, "M%.1f %.1fh0", x(r.wanted), fairTop+float64(r.key-1)*fairRow)
 		}
 	}
-	b.add(`<path class="r o" d="%s"/>`, arrivals.String())
-	b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, arrivalsBase+0.5, svgRight+4)
+	d.add(`<path class="r o" d="%s"/>`, arrivals.String())
+	d.ground(arrivalsBase)
 
-	for i, comb := range []struct {
-		title string
-		run   fairRun
-		wait  time.Duration
-	}{{"They leave one line", plain, inOneLine}, {"They leave with fair queueing", fair, byTurns}} {
+	for i, run := range []fairRun{plain, fair} {
+		title := []string{"They leave one line", "They leave with fair queueing"}[i]
 		base := arrivalsBase + float64(i+1)*fairComb
-		b.add(`<text class="t" x="%d" y="%.0f">%s: a person waits %s on average</text>`,
-			svgLeft, base-fairToothLong-12, comb.title, limitwords.Seconds(comb.wait.Seconds()))
-		var burst, people []time.Time
+		d.text("t", svgLeft, base-fairToothLong-12, "%s: a person waits %s on average", title, seconds(run.people.mean()))
+		var burst, people []time.Duration
 		var tops strings.Builder
-		for _, d := range comb.run.left {
-			if d.key == burstKey {
-				burst = append(burst, d.at)
+		for _, r := range run.left {
+			if r.key == burstKey {
+				burst = append(burst, r.at)
 				continue
 			}
-			people = append(people, d.at)
-			fmt.Fprintf(&tops, "M%.1f %.1fh0", x(comb.run, d.at), base-fairToothLong)
+			people = append(people, r.at)
+			fmt.Fprintf(&tops, "M%.1f %.1fh0", x(r.at), base-fairToothLong)
 		}
-		along := func(at time.Time) float64 { return x(comb.run, at) }
-		b.add(`<path class="a" stroke-width="0.35" d="%s"/>`, ticks(burst, along, base, fairToothShort))
-		b.add(`<path class="r" stroke-width="1.2" d="%s"/><path class="r o" d="%s"/>`, ticks(people, along, base, fairToothLong), tops.String())
-		b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, base+0.5, svgRight+4)
+		d.add(`<path class="a" stroke-width="0.35" d="%s"/>`, ticks(burst, x, base, fairToothShort))
+		d.add(`<path class="r" stroke-width="1.2" d="%s"/><path class="r o" d="%s"/>`, ticks(people, x, base, fairToothLong), tops.String())
+		d.ground(base)
 	}
-	base := arrivalsBase + 2*fairComb
-	b.times(base, length)
-	b.add(`<text class="m" x="%d" y="%.0f">short teeth: requests of the burst; long teeth with a head: requests of people</text>`, svgLeft, base+42)
-	return b.String() + "</svg>\n"
+	d.times(foot, length.Seconds())
+	d.text("m", svgLeft, foot+42, "short teeth: requests of the burst; long teeth with a head: requests of people")
+	return d.end()
 }

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
 )
 
@@ -38,21 +37,21 @@ func showOutbound(ctx context.Context, t *terminal, c config) (status int, err e
 	t.say("%s\n", t.coloured(bold, "Many callers, one fragile API."))
 	printLimits(t, c.limits)
 	t.say("  API        answers 429 to all requests for %s after two requests\n"+
-		"             come within %s", limitwords.Seconds(penalty.Seconds()), limitwords.Seconds(interval.Seconds()))
+		"             come within %s", seconds(penalty), seconds(interval))
 	t.say("  callers    %d; each calls again as soon as it has its response,\n"+
 		"             after a 429 when its Retry-After is over\n", c.callers)
 
-	t.say("%d callers call the API directly; this takes %s ...", c.callers, limitwords.Seconds(outboundTime.Seconds()))
+	t.say("%d callers call the API directly; this takes %s ...", c.callers, seconds(outboundTime))
 	direct, err := callFor(ctx, c.callers, interval, nil)
 	if err != nil {
 		return exitFailed, err
 	}
-	t.say("%d callers call it through one shaper.Transport; this takes %s ...\n", c.callers, limitwords.Seconds(outboundTime.Seconds()))
+	t.say("%d callers call it through one shaper.Transport; this takes %s ...\n", c.callers, seconds(outboundTime))
 	shaped, err := callShaped(ctx, c, interval)
 	if err == nil && shaped.bunchedByMachine(interval) {
 		// There is no third time: a program that tries until it succeeds proves nothing.
 		t.say("  The API refused %d: this machine was late, so calls that had left the shaper\n"+
-			"  at least %s apart reached the API within %s. Trying a second time ...\n", shaped.refused, quantile(gaps(shaped.departed), 0), limitwords.Seconds(interval.Seconds()))
+			"  at least %s apart reached the API within %s. Trying a second time ...\n", shaped.refused, quantile(gaps(shaped.departed), 0), seconds(interval))
 		shaped, err = callShaped(ctx, c, interval)
 	}
 	if err != nil {
@@ -123,7 +122,7 @@ func callUntilInterrupted(ctx context.Context, t *terminal, c config, interval t
 	if err := callAPI(ctx, c.callers, &burstIntolerantAPI{interval: interval}, s, got.add); err != nil {
 		return err
 	}
-	t.say("Stopped after %s: %d served, %d refused by the API.", limitwords.Seconds(time.Since(start).Seconds()), got.served, got.refused)
+	t.say("Stopped after %s: %d served, %d refused by the API.", seconds(time.Since(start)), got.served, got.refused)
 	return nil
 }
 
@@ -206,7 +205,7 @@ func judgeOutbound(info limitsInfo, interval time.Duration, direct, shaped poolR
 		case info.unlimited || info.atOnce > 1:
 			why = fmt.Sprintf(": %q lets requests leave together", info.limits)
 		}
-		fault("%s by the API behind the shaper, because two reached it within %s%s", wereRefused(shaped.refused), limitwords.Seconds(interval.Seconds()), why)
+		fault("%s by the API behind the shaper, because two reached it within %s%s", wereRefused(shaped.refused), seconds(interval), why)
 	}
 	if n := direct.failed + direct.other + shaped.failed + shaped.other; n > 0 {
 		fault("%s failed, or got a response that this program does not expect", countOf(n, "call"))
@@ -218,7 +217,7 @@ func judgeOutbound(info limitsInfo, interval time.Duration, direct, shaped poolR
 		return faults
 	}
 	if most := int(float64(info.atOnce) + info.rate*(outboundTime+info.slack()).Seconds()); shaped.served > most {
-		fault("%d calls were served in %s, but only %d may leave in that time", shaped.served, limitwords.Seconds(outboundTime.Seconds()), most)
+		fault("%d calls were served in %s, but only %d may leave in that time", shaped.served, seconds(outboundTime), most)
 	}
 	return faults
 }

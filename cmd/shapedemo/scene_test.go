@@ -431,17 +431,11 @@ func TestPeopleGetTheirTurnBesideABurst(t *testing.T) {
 		require.Equal(t, plain.end(), time.Since(start)*fairSpeed)
 
 		const slot = time.Second / 50
-		inOneLine, longestInOneLine := plain.waits(true)
-		byTurns, longestByTurns := fair.waits(true)
-		t.Log(inOneLine, longestInOneLine, byTurns, longestByTurns, plain.end())
-		require.InDelta(t, 10, inOneLine.Seconds(), 1)
-		require.Greater(t, longestInOneLine, 19*time.Second)
-		require.LessOrEqual(t, byTurns, 2*slot)
-		require.LessOrEqual(t, longestByTurns, 2*slot, "the second departure at the latest: no two people come within a slot")
-		_, alone := plain.waits(false)
-		_, shared := fair.waits(false)
-		require.Equal(t, (fairBurst-1)*slot, alone)
-		require.Equal(t, (fairBurst-1+fairPeople*fairCalls)*slot, shared)
+		require.InDelta(t, 10, plain.people.mean().Seconds(), 1)
+		require.Greater(t, plain.people.longest, 19*time.Second)
+		require.LessOrEqual(t, fair.people.longest, 2*slot, "the second departure at the latest: no two people come within a slot")
+		require.Equal(t, (fairBurst-1)*slot, plain.burst.longest)
+		require.Equal(t, (fairBurst-1+fairPeople*fairCalls)*slot, fair.burst.longest)
 
 		picture := fairSVG(l, plain, fair)
 		require.NoError(t, xml.Unmarshal([]byte(picture), new(struct{})), "it is well formed")
@@ -451,23 +445,17 @@ func TestPeopleGetTheirTurnBesideABurst(t *testing.T) {
 }
 
 func TestJudgeFair(t *testing.T) {
-	begin := time.Now()
 	for says, spoil := range map[string]func(plain, fair *fairRun){
-		"":                       func(_, _ *fairRun) {},
-		"1 call was refused":     func(_, fair *fairRun) { fair.refused = 1 },
-		"2 calls were refused":   func(plain, _ *fairRun) { plain.refused = 2 },
-		"on average":             func(_, fair *fairRun) { fair.left[1].at = begin.Add(200 * time.Millisecond) },
-		"more than the mean of ": func(_, fair *fairRun) { fair.left[1].at = begin.Add(2 * time.Second) },
+		"":                                       func(_, _ *fairRun) {},
+		"1 call was refused":                     func(_, fair *fairRun) { fair.refused = 1 },
+		"2 calls were refused":                   func(plain, _ *fairRun) { plain.refused = 2 },
+		"a person waited 101 ms on average with": func(_, fair *fairRun) { fair.people.total += 2 * time.Millisecond },
+		"a person waited 1.01 s with fair":       func(_, fair *fairRun) { fair.people.longest = 1010 * time.Millisecond },
 	} {
-		plain := fairRun{begin: begin, left: []departure{{burstKey, begin, begin}, {1, begin, begin.Add(time.Second)}}}
-		fair := fairRun{begin: begin, left: []departure{{burstKey, begin, begin}, {1, begin, begin.Add(100 * time.Millisecond)}}}
+		plain := fairRun{people: waits{n: 2, total: 2 * time.Second, longest: 2 * time.Second}}
+		fair := fairRun{people: waits{n: 2, total: 200 * time.Millisecond, longest: time.Second}}
 		spoil(&plain, &fair)
-		faults := judgeFair(plain, fair)
-		if says == "" {
-			require.Empty(t, faults)
-			continue
-		}
-		require.Contains(t, strings.Join(faults, "\n"), says)
+		requireFault(t, says, judgeFair(plain, fair))
 	}
 }
 

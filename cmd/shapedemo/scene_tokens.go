@@ -3,12 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"iter"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
 )
 
@@ -35,10 +36,10 @@ type tokenRun struct {
 	begin           time.Time
 }
 
-// A levelSample is the state of a bucket at an instant.
+// A levelSample is the level of a bucket at an instant, and how much of it is no open reservation.
 type levelSample struct {
-	at              time.Time
-	level, reserved float64
+	at             time.Time
+	level, settled float64
 }
 
 // perMinute returns how many calls were served in a minute of the scene.
@@ -53,7 +54,7 @@ func showTokens(ctx context.Context, t *terminal, c config) (status int, err err
 		"             when they are used up\n"+
 		"  calls      may take %d tokens, take some 700, and last 2 to 8 s\n"+
 		"  callers    %d; each calls again as soon as it has its answer\n", tokensEstimate, tokensCallers)
-	t.say("Two minutes, %d times as fast as the clock; this takes %s ...\n", tokensSpeed, limitwords.Seconds((tokensSpan / tokensSpeed).Seconds()))
+	t.say("Two minutes, %d times as fast as the clock; this takes %s ...\n", tokensSpeed, seconds(tokensSpan/tokensSpeed))
 	direct, unsettled, settled, err := callForTokens(ctx, c.limits)
 	if err != nil {
 		return exitFailed, err
@@ -67,20 +68,17 @@ func showTokens(ctx context.Context, t *terminal, c config) (status int, err err
 // callForTokens calls in the three ways at once, each at an API of its own.
 func callForTokens(ctx context.Context, l shaper.Limits) (direct, unsettled, settled tokenRun, err error) {
 	l.Rate *= tokensSpeed
-	toldEstimates, err := shaper.New(l)
-	if err != nil {
-		return direct, unsettled, settled, err
+	var shapers [2]*shaper.Shaper
+	for i := range shapers {
+		if shapers[i], err = shaper.New(l); err != nil {
+			return direct, unsettled, settled, err
+		}
+		defer shapers[i].Close()
 	}
-	defer toldEstimates.Close()
-	toldAll, err := shaper.New(l)
-	if err != nil {
-		return direct, unsettled, settled, err
-	}
-	defer toldAll.Close()
 	var all sync.WaitGroup
 	all.Go(func() { direct = runTokens(ctx, nil, false) })
-	all.Go(func() { unsettled = runTokens(ctx, toldEstimates, false) })
-	all.Go(func() { settled = runTokens(ctx, toldAll, true) })
+	all.Go(func() { unsettled = runTokens(ctx, shapers[0], false) })
+	all.Go(func() { settled = runTokens(ctx, shapers[1], true) })
 	all.Wait()
 	return direct, unsettled, settled, ctx.Err()
 }
@@ -106,7 +104,7 @@ func runTokens(ctx context.Context, s *shaper.Shaper, settle bool) tokenRun {
 			for ctx.Err() == nil {
 				st := s.Stats()
 				note(func() {
-					r.levels = append(r.levels, levelSample{time.Now(), st.Level, float64(st.Reserved)})
+					r.levels = append(r.levels, levelSample{time.Now(), st.Level, max(0, st.Level-float64(st.Reserved))})
 				})
 				sleep(ctx, tokensSpan/tokensSpeed/400)
 			}
@@ -195,7 +193,7 @@ func tokensTable(t *terminal, direct, unsettled, settled tokenRun) string {
 		return fmt.Sprintf("%.0f %%", 100*float64(r.used)/(tokensAPI*tokensSpan.Minutes()))
 	})
 	row("refused by the API, with 429", func(r tokenRun) any { return r.refused })
-	row("longest wait for the API", func(r tokenRun) any { return limitwords.Seconds(r.longest.Seconds()) })
+	row("longest wait for the API", func(r tokenRun) any { return seconds(r.longest) })
 	return b.String()
 }
 
@@ -224,48 +222,41 @@ const (
 // tokensSVG draws the level of the bucket without and with settling: reservations that are not settled are
 // hatched, and departures are ticks below.
 func tokensSVG(l shaper.Limits, unsettled, settled tokenRun) string {
-	var b drawing
-	height := 2*tokensPanelHeight + 40
-	b.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" role="img" aria-label="With limits %s, calls that may take %d tokens and take some 700: %s calls a minute leave without settling, %s with it"><style>%s.h{stroke-width:1}.f{fill-opacity:.18;stroke:none}</style>`,
-		svgWidth, height, l, tokensEstimate, formatDecimal(unsettled.perMinute()), formatDecimal(settled.perMinute()), svgStyle)
-	b.add(`<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="a h" d="M0 0v6"/></pattern></defs>`)
-	for i, panel := range []struct {
-		title string
-		run   tokenRun
-	}{
-		{"Without settling, a call costs what it may take", unsettled},
-		{"With settling, what a call has not taken comes back when it ends", settled},
-	} {
+	d := newDrawing(2*tokensPanelHeight+40, ".h{stroke-width:1}.f{fill-opacity:.18;stroke:none}",
+		"With limits %s, calls that may take %d tokens and take some 700: %s calls a minute leave without settling, %s with it",
+		l, tokensEstimate, formatDecimal(unsettled.perMinute()), formatDecimal(settled.perMinute()))
+	d.add(`<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="a h" d="M0 0v6"/></pattern></defs>`)
+	for i, run := range []tokenRun{unsettled, settled} {
+		title := []string{"Without settling, a call costs what it may take", "With settling, what a call has not taken comes back when it ends"}[i]
 		top := float64(i) * tokensPanelHeight
 		base := top + 26 + tokensLevelHeight
 		x := func(at time.Time) float64 {
-			return svgLeft + at.Sub(panel.run.begin).Seconds()*tokensSpeed/tokensSpan.Seconds()*(svgRight-svgLeft)
+			return svgLeft + at.Sub(run.begin).Seconds()*tokensSpeed/tokensSpan.Seconds()*(svgRight-svgLeft)
 		}
-		y := func(level float64) float64 { return base - min(1, level/float64(l.Burst))*tokensLevelHeight }
-		b.add(`<text class="t" x="%d" y="%.0f">%s: %s calls a minute</text>`, svgLeft, top+16, panel.title, formatDecimal(panel.run.perMinute()))
-		b.add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, base+0.5, svgRight+4)
-		var over, under, back strings.Builder // the level, what is below the reserved part, and that backwards
-		points := panel.run.levels
-		for n, p := range points {
-			below := max(0, p.level-p.reserved)
-			fmt.Fprintf(&over, "L%.1f %.1f", x(p.at), y(p.level))
-			fmt.Fprintf(&under, "L%.1f %.1f", x(p.at), y(below))
-			q := points[len(points)-1-n]
-			fmt.Fprintf(&back, "L%.1f %.1f", x(q.at), y(max(0, q.level-q.reserved)))
+		line := func(levels iter.Seq2[int, levelSample], of func(levelSample) float64) string {
+			var b strings.Builder
+			for _, sample := range levels {
+				fmt.Fprintf(&b, "L%.1f %.1f", x(sample.at), base-min(1, of(sample)/float64(l.Burst))*tokensLevelHeight)
+			}
+			return b.String()
 		}
-		if len(points) > 0 {
-			first, last := x(points[0].at), x(points[len(points)-1].at)
-			b.add(`<path class="f" style="fill:#0072b2" d="M%.1f %.1f%sL%.1f %.1fZ"/>`, first, base, under.String(), last, base)
-			b.add(`<path style="fill:url(#hatch)" d="M%s%sZ"/>`, over.String()[1:], back.String())
-			b.add(`<path class="a" stroke-width="1.4" d="M%s"/>`, over.String()[1:])
+		d.text("t", svgLeft, top+16, "%s: %s calls a minute", title, formatDecimal(run.perMinute()))
+		d.ground(base)
+		if n := len(run.levels); n > 0 {
+			level := line(slices.All(run.levels), func(s levelSample) float64 { return s.level })[1:]
+			settled := func(s levelSample) float64 { return s.settled }
+			d.add(`<path class="f" style="fill:#0072b2" d="M%.1f %.1f%sL%.1f %.1fZ"/>`,
+				x(run.levels[0].at), base, line(slices.All(run.levels), settled), x(run.levels[n-1].at), base)
+			d.add(`<path style="fill:url(#hatch)" d="M%s%sZ"/>`, level, line(slices.Backward(run.levels), settled))
+			d.add(`<path class="a" stroke-width="1.4" d="M%s"/>`, level)
 		}
-		b.add(`<path class="d" stroke-width="1.2" d="%s"/>`, ticks(panel.run.departed, x, base+4+tokensTickHeight, tokensTickHeight))
+		d.add(`<path class="d" stroke-width="1.2" d="%s"/>`, ticks(run.departed, x, base+4+tokensTickHeight, tokensTickHeight))
 	}
 	foot := 2*tokensPanelHeight - 2
 	for seconds := 0; seconds <= int(tokensSpan.Seconds()); seconds += 20 {
 		at := svgLeft + float64(seconds)/tokensSpan.Seconds()*(svgRight-svgLeft)
-		b.add(`<text class="m" x="%.0f" y="%.0f" text-anchor="middle">%d s</text>`, at, foot+14, seconds)
+		d.add(`<text class="m" x="%.0f" y="%.0f" text-anchor="middle">%d s</text>`, at, foot+14, seconds)
 	}
-	b.add(`<text class="m" x="%d" y="%.0f">line: level of the bucket, at most %d tokens; hatched: reserved, not settled; ticks: departures</text>`, svgLeft, foot+34, l.Burst)
-	return b.String() + "</svg>\n"
+	d.text("m", svgLeft, foot+34, "line: level of the bucket, at most %d tokens; hatched: reserved, not settled; ticks: departures", l.Burst)
+	return d.end()
 }
