@@ -29,7 +29,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 
 	"example.com/leakybucket/shaper"
@@ -55,8 +54,7 @@ func main() {
 	os.Exit(run(signals, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is the whole program and returns its exit status. The first signal ends
-// it in order, the second one at once.
+// run is the whole program and returns its exit status.
 func run(signals <-chan os.Signal, args []string, stdout, stderr io.Writer) int {
 	c, err := parseFlags(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -72,19 +70,32 @@ func run(signals <-chan os.Signal, args []string, stdout, stderr io.Writer) int 
 	}
 	defer front.close()
 
-	stop := watchSignals(signals)
-	defer stop.release()
-	t := newTerminal(stdout, stop.fail)
+	// The first signal ends the program in order, the second one at once.
+	graceful, drain := context.WithCancel(context.Background())
+	defer drain()
+	immediate, end := context.WithCancel(context.Background())
+	defer end()
+	go func() {
+		for _, cancel := range []context.CancelFunc{drain, end} {
+			select {
+			case <-signals:
+				cancel()
+			case <-immediate.Done(): // The program has ended.
+				return
+			}
+		}
+	}()
+	t := newTerminal(stdout, drain)
 	status := exitOK
 	if c.shows() {
-		status, err = c.scene.show(stop.graceful, t, c)
+		status, err = c.scene.show(graceful, t, c)
 	}
 	if err == nil && c.serves() {
-		status, err = serve(stop, t, c, front)
+		status, err = serve(graceful, immediate, t, c, front)
 	}
 	switch {
-	case stop.failure() != nil: // The output could not be written.
-		return printError(stderr, exitFailed, stop.failure())
+	case t.err != nil: // The output could not be written.
+		return printError(stderr, exitFailed, t.err)
 	case errors.Is(err, context.Canceled):
 		return printError(stderr, exitInterrupted, errors.New("interrupted"))
 	case err != nil:
@@ -98,52 +109,6 @@ func printError(stderr io.Writer, status int, err error) int {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	fmt.Fprintf(stderr, "shapedemo: %s\n", text)
 	return status
-}
-
-// interrupts turns signals into two contexts. When graceful is done, the
-// program is to end in order; when immediate is done, at once.
-type interrupts struct {
-	graceful, immediate context.Context
-	fail                context.CancelCauseFunc // cancels graceful because of an error
-
-	released, stopped chan struct{} // closed to end the goroutine, and when it has ended
-}
-
-// watchSignals listens to signals until release is called.
-func watchSignals(signals <-chan os.Signal) *interrupts {
-	i := &interrupts{released: make(chan struct{}), stopped: make(chan struct{})}
-	i.graceful, i.fail = context.WithCancelCause(context.Background())
-	immediate, end := context.WithCancelCause(context.Background())
-	i.immediate = immediate
-	go func() {
-		defer close(i.stopped)
-		defer end(nil)
-		for _, cancel := range []context.CancelCauseFunc{i.fail, end} {
-			select {
-			case <-signals:
-				cancel(nil)
-			case <-i.released:
-				return
-			}
-		}
-		<-i.released
-	}()
-	return i
-}
-
-// failure returns the error that was passed to fail, or nil.
-func (i *interrupts) failure() error {
-	if cause := context.Cause(i.graceful); !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	return nil
-}
-
-// release stops listening and waits until the goroutine has ended.
-func (i *interrupts) release() {
-	close(i.released)
-	<-i.stopped
-	i.fail(nil)
 }
 
 const (
@@ -389,20 +354,17 @@ func (c *config) setSVG(text string) error {
 }
 
 // A terminal prints the output of the program: plain text, and colours on a real
-// terminal. It is safe for concurrent use.
+// terminal.
 type terminal struct {
+	out    io.Writer
 	colour bool
-	failed func(error) // told once, of the first write that fails
-
-	mu  sync.Mutex
-	out io.Writer
-	err error // of the first write that failed; nothing is written after it
+	err    error  // of the first write that failed; nothing is written after it
+	failed func() // is called then
 }
 
-// newTerminal returns a terminal that writes to w, and calls failed when a write
-// fails. It has colours if w is a character device and the environment variable
-// NO_COLOR is not set.
-func newTerminal(w io.Writer, failed func(error)) *terminal {
+// newTerminal returns a terminal that writes to w. It has colours if w is a character
+// device and the environment variable NO_COLOR is not set.
+func newTerminal(w io.Writer, failed func()) *terminal {
 	t := &terminal{out: w, failed: failed}
 	if file, ok := w.(*os.File); ok && os.Getenv("TERM") != "dumb" && os.Getenv("NO_COLOR") == "" {
 		at, err := file.Stat()
@@ -413,13 +375,11 @@ func newTerminal(w io.Writer, failed func(error)) *terminal {
 
 // say prints a line of text.
 func (t *terminal) say(format string, args ...any) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	if t.err != nil {
 		return
 	}
 	if _, t.err = fmt.Fprintf(t.out, format+"\n", args...); t.err != nil {
-		t.failed(t.err)
+		t.failed()
 	}
 }
 

@@ -25,14 +25,6 @@ var panelScript []byte
 //go:embed page_panel.css
 var panelStyle []byte
 
-// A watchPage serves the page that shows the proxy's bucket, with buttons of the demo's
-// own, on a listener of its own.
-type watchPage struct {
-	clients   *simulatedClients
-	inspector *inspect.Inspector
-	server    *server // If its listener fails, the proxy goes on without a page.
-}
-
 // listenPage listens at the address of c for the page, or returns nil if there is to be
 // none. The page has buttons that change the demo, so it is for this machine only.
 func listenPage(c config) (net.Listener, error) {
@@ -53,21 +45,20 @@ func listenPage(c config) (net.Listener, error) {
 	return l, nil
 }
 
-// startPage serves the page about a proxy on l. With a server of the user's behind the
-// proxy, the page can send no clients. The caller must close the page.
-func startPage(l net.Listener, p *proxy, usersServer bool) *watchPage {
+// servePage serves the page that shows the proxy's bucket on l, with the panel of the demo. It returns
+// a function that ends the page and waits until it has ended. If the listener fails, the proxy goes on
+// without a page.
+func servePage(l net.Listener, panel *panel) (end func()) {
 	i := inspect.New(
 		inspect.WithTitle("shapedemo"),
 		inspect.WithScript("/demo/panel.js"),
 		inspect.WithLogger(slog.New(slog.DiscardHandler)),
 	)
-	i.Add("proxy", inspect.Of(p.shaper))
-	w := &watchPage{clients: newSimulatedClients(p.url.String()), inspector: i}
-	panel := newPanel(p.shaper, w.clients, usersServer)
+	i.Add("proxy", inspect.Of(panel.shaper))
 	// Guard refuses requests to other names of this machine, and the protection refuses
 	// requests of other origins: no other site presses a button.
 	demo := i.Guard(http.NewCrossOriginProtection().Handler(panel.handler()))
-	w.server = startServer(l, &http.Server{
+	s := startServer(l, &http.Server{
 		// No ServeMux decides between the two: it would clean the paths of the Inspector,
 		// in which there are keys.
 		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -81,31 +72,36 @@ func startPage(l net.Listener, p *proxy, usersServer bool) *watchPage {
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
 	})
-	return w
+	return func() {
+		_ = i.Close() // It ends the streams. A server that shuts down waits for them.
+		s.shutDown()
+	}
 }
 
-// close ends the page and waits until it has ended. The streams come first: a server that
-// shuts down waits for them.
-func (w *watchPage) close() {
-	w.clients.close()
-	_ = w.inspector.Close()
-	w.server.shutDown()
-}
-
-// A panel is the part of the page that only the demo has. Each button is a POST request
-// below /demo/, whose body is the value of the button. It answers with the [panelState],
-// or with a sentence about the mistake. This API is for the page alone, and changes as
-// the page does.
+// A panel is the part of the page that only the demo has: buttons that send simulated clients to the
+// proxy, and a slider for its rate. Its methods may be called from any goroutine.
+//
+// Each button is a POST request below /demo/, whose body is the value of the button. It answers with
+// the [panelState], or with a sentence about the mistake. This API is for the page alone, and changes
+// as the page does.
 type panel struct {
-	shaper      *shaper.Shaper
-	clients     *simulatedClients
-	usersServer bool // behind the proxy, to which no clients are sent
+	shaper           *shaper.Shaper
+	slowest, fastest float64                      // rates between which the slider moves; 0 at rate inf
+	get              func(context.Context) result // sends a request to the proxy; nil: no clients are sent
 
-	slowest, fastest float64 // rates between which the slider moves; 0 at rate inf
+	mu     sync.Mutex
+	there  context.Context // until all clients are sent away
+	leave  context.CancelFunc
+	ended  bool    // no client may come any more
+	count  int     // clients there now, or about to come
+	latest *errand // the one that a visitor has asked for last; nil at first
+	all    sync.WaitGroup
 }
 
-func newPanel(s *shaper.Shaper, c *simulatedClients, usersServer bool) *panel {
-	p := &panel{shaper: s, clients: c, usersServer: usersServer}
+// newPanel returns the panel of a shaper, to whose proxy get sends requests. The caller must close it.
+func newPanel(s *shaper.Shaper, get func(context.Context) result) *panel {
+	p := &panel{shaper: s, get: get}
+	p.there, p.leave = context.WithCancel(context.Background())
 	if l := s.Limits(); !newLimitsInfo(l).unlimited {
 		p.slowest, p.fastest = rateRange(l)
 	}
@@ -153,32 +149,13 @@ func (p *panel) handler() http.Handler {
 	file("panel.css", "text/css; charset=utf-8", panelStyle)
 	button("state", func(string) error { return nil })
 	button("rate", p.setRate)
-	if !p.usersServer {
+	if p.get != nil {
 		for _, name := range []string{"burst", "herd", "impatient", "traffic"} {
 			button(name, func(number string) error { return p.sendClients(name, number) })
 		}
-		button("stop", func(string) error { p.clients.stop(); return nil })
+		button("stop", func(string) error { p.sendAway(); return nil })
 	}
 	return mux
-}
-
-// sendClients sends the clients that a visitor asks for, all at one instant. The traffic,
-// for which the page asks while its visitor has asked for nothing, comes over a second.
-func (p *panel) sendClients(name, number string) error {
-	n, err := strconv.Atoi(number)
-	if err != nil || n < 1 || n > maxBurst {
-		return fmt.Errorf("%q is no number of clients from 1 to %d", number, maxBurst)
-	}
-	e := &errand{name: name, clients: n}
-	switch name {
-	case "impatient":
-		// Each waits for a part of the time for which the last of a full line waits.
-		info := newLimitsInfo(p.shaper.Limits())
-		e.patience = time.Duration(min(float64(info.mayWait)*info.interval, time.Hour.Seconds())*float64(time.Second)) + 1
-	case "traffic":
-		e.over = time.Second
-	}
-	return p.clients.send(e)
 }
 
 // setRate changes the rate of the proxy, and nothing else of its limits: the line is
@@ -216,143 +193,20 @@ func (p *panel) state() panelState {
 	info := newLimitsInfo(stats.Limits)
 	s := panelState{
 		Rate: info.rate, Slowest: p.slowest, Fastest: p.fastest, Waiting: stats.Waiting,
-		SendsClients: !p.usersServer, Fits: info.fits, Drain: float64(info.mayWait) * info.interval,
-		Errand: p.clients.latestErrand(),
+		SendsClients: p.get != nil, Fits: info.fits, Drain: float64(info.mayWait) * info.interval,
 	}
 	if line := p.shaper.Line(maxBurst); len(line) > 0 {
 		s.LastIn = max(0, time.Until(line[len(line)-1].Leaves).Seconds())
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e := p.latest; e != nil {
+		s.Errand = &errandState{
+			ID: e.id, Name: e.name, Clients: e.clients, Ended: e.ended,
+			Sent: e.sent, Served: e.served, Refused: e.refused, GaveUp: e.left, Failed: e.failed + e.other,
+		}
+	}
 	return s
-}
-
-// herdTime is when the clients of a herd that have not been served go away for
-// good: with slow limits the last would come back for hours.
-const herdTime = time.Minute
-
-var (
-	errTooManyClients = errors.New("so many clients do not fit beside those of earlier buttons, which are still there")
-	errStopping       = errors.New("the demo is stopping")
-)
-
-// simulatedClients are all clients that the page has let loose on the proxy. Their
-// methods may be called from any goroutine.
-type simulatedClients struct {
-	client *http.Client
-	get    func(context.Context) result // sends a request to the proxy
-
-	mu      sync.Mutex
-	there   context.Context // until all are sent away
-	leave   context.CancelFunc
-	ended   bool    // no client may come any more
-	count   int     // there now, or about to come
-	errands int     // that visitors have asked for
-	latest  *errand // the last of them; nil at first
-	all     sync.WaitGroup
-}
-
-// newSimulatedClients returns the clients of the proxy at that URL. The caller must
-// close them.
-func newSimulatedClients(proxy string) *simulatedClients {
-	c := &simulatedClients{client: newClient(256)}
-	c.get = func(ctx context.Context) result { return get(ctx, c.client, proxy) }
-	c.there, c.leave = context.WithCancel(context.Background())
-	return c
-}
-
-// An errand is the task on which one button sends clients, and its outcome.
-type errand struct {
-	name     string // of the button
-	id       int    // counts the errands
-	clients  int
-	over     time.Duration // in which they come
-	patience time.Duration // of which each second client waits for a part, and then disconnects; 0: all stay
-
-	mu    sync.Mutex
-	got   tally
-	ended bool // all have gone
-}
-
-// send lets the clients of an errand come, if they fit, and returns without waiting
-// for them.
-func (c *simulatedClients) send(e *errand) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.ended:
-		return errStopping
-	case c.count+e.clients > maxBurst:
-		return errTooManyClients
-	}
-	c.count += e.clients
-	if e.name != "traffic" {
-		c.errands++
-		e.id, c.latest = c.errands, e
-	}
-	there := c.there
-	c.all.Go(func() {
-		sendAt(there, sendTimes(e.clients, e.over), func(i int) { c.visit(there, e, i) })
-		e.mu.Lock()
-		e.ended = true
-		e.mu.Unlock()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.count -= e.clients
-	})
-	return nil
-}
-
-// visit sends the request of the i-th client of an errand. If the client is of a herd and
-// is refused, it comes back when its Retry-After is over, which is whole seconds:
-// together with the others, again and again.
-func (c *simulatedClients) visit(there context.Context, e *errand, i int) {
-	if e.patience > 0 && i%2 == 1 {
-		var gone context.CancelFunc
-		there, gone = context.WithTimeout(there, time.Duration(patienceOf(i/2)*float64(e.patience)))
-		defer gone()
-	}
-	for begin := time.Now(); time.Since(begin) < herdTime && !c.haveEnded(); {
-		r := c.get(there)
-		r.left = r.status == 0 && there.Err() != nil
-		e.mu.Lock()
-		e.got.add(r)
-		e.mu.Unlock()
-		if e.name != "herd" || r.status != http.StatusTooManyRequests {
-			return
-		}
-		if sleep(there, r.retryAfter); there.Err() != nil {
-			return
-		}
-	}
-}
-
-func (c *simulatedClients) haveEnded() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.ended
-}
-
-// stop sends all clients away at once: those that wait disconnect.
-func (c *simulatedClients) stop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.leave()
-	c.there, c.leave = context.WithCancel(context.Background())
-}
-
-// end lets no more clients come. Those that are there stay until they have their
-// responses.
-func (c *simulatedClients) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = true
-}
-
-// close sends all clients away and waits until they have gone.
-func (c *simulatedClients) close() {
-	c.end()
-	c.stop()
-	c.all.Wait()
-	c.client.CloseIdleConnections()
 }
 
 type errandState struct {
@@ -367,18 +221,113 @@ type errandState struct {
 	Failed  int    `json:"failed"` // by the upstream, or without an answer
 }
 
-// latestErrand returns the errand that a visitor asked for last, or nil.
-func (c *simulatedClients) latestErrand() *errandState {
-	c.mu.Lock()
-	e := c.latest
-	c.mu.Unlock()
-	if e == nil {
-		return nil
+// An errand is the task on which one button sends clients, and its outcome.
+type errand struct {
+	id       int    // counts the errands that visitors have asked for
+	name     string // of the button
+	clients  int
+	patience time.Duration // of which each second client waits for a part, and then disconnects; 0: all stay
+	ended    bool          // all have gone
+	tally
+}
+
+// herdTime is when the clients of a herd that have not been served go away for
+// good: with slow limits the last would come back for hours.
+const herdTime = time.Minute
+
+// sendClients sends the clients that a visitor asks for, all at one instant, if they fit, and returns
+// without waiting for them. The traffic, for which the page asks while its visitor has asked for
+// nothing, comes over a second.
+func (p *panel) sendClients(name, number string) error {
+	n, err := strconv.Atoi(number)
+	if err != nil || n < 1 || n > maxBurst {
+		return fmt.Errorf("%q is no number of clients from 1 to %d", number, maxBurst)
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return &errandState{
-		ID: e.id, Name: e.name, Clients: e.clients, Ended: e.ended,
-		Sent: e.got.sent, Served: e.got.served, Refused: e.got.refused, GaveUp: e.got.left, Failed: e.got.failed + e.got.other,
+	e := &errand{id: 1, name: name, clients: n}
+	over := time.Duration(0)
+	switch name {
+	case "impatient":
+		// Each waits for a part of the time for which the last of a full line waits.
+		info := newLimitsInfo(p.shaper.Limits())
+		e.patience = time.Duration(min(float64(info.mayWait)*info.interval, time.Hour.Seconds())*float64(time.Second)) + 1
+	case "traffic":
+		over = time.Second
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.ended:
+		return errors.New("the demo is stopping")
+	case p.count+n > maxBurst:
+		return errors.New("so many clients do not fit beside those of earlier buttons, which are still there")
+	}
+	p.count += n
+	if name != "traffic" {
+		if p.latest != nil {
+			e.id = p.latest.id + 1
+		}
+		p.latest = e
+	}
+	there := p.there
+	p.all.Go(func() {
+		sendAt(there, sendTimes(n, over), func(i int) { p.visit(there, e, i) })
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		e.ended = true
+		p.count -= n
+	})
+	return nil
+}
+
+// visit sends the request of the i-th client of an errand. If the client is of a herd and
+// is refused, it comes back when its Retry-After is over, which is whole seconds:
+// together with the others, again and again.
+func (p *panel) visit(there context.Context, e *errand, i int) {
+	if e.patience > 0 && i%2 == 1 {
+		var gone context.CancelFunc
+		there, gone = context.WithTimeout(there, time.Duration(patienceOf(i/2)*float64(e.patience)))
+		defer gone()
+	}
+	for begin := time.Now(); time.Since(begin) < herdTime && !p.hasEnded(); {
+		r := p.get(there)
+		r.left = r.status == 0 && there.Err() != nil
+		p.mu.Lock()
+		e.add(r)
+		p.mu.Unlock()
+		if e.name != "herd" || r.status != http.StatusTooManyRequests {
+			return
+		}
+		if sleep(there, r.retryAfter); there.Err() != nil {
+			return
+		}
+	}
+}
+
+// sendAway sends all clients away at once: those that wait disconnect.
+func (p *panel) sendAway() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leave()
+	p.there, p.leave = context.WithCancel(context.Background())
+}
+
+// end lets no more clients come. Those that are there stay until they have their
+// responses.
+func (p *panel) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+}
+
+func (p *panel) hasEnded() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ended
+}
+
+// close sends all clients away and waits until they have gone.
+func (p *panel) close() {
+	p.end()
+	p.sendAway()
+	p.all.Wait()
 }

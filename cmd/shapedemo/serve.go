@@ -56,10 +56,10 @@ func (d *frontListener) close() {
 	}
 }
 
-// serve puts a shaper in front of an upstream, serves until the first signal, and
-// then drains the line. It serves the page meanwhile, if there is a listener for the
-// page. It returns the exit status.
-func serve(stop *interrupts, t *terminal, c config, front *frontListener) (int, error) {
+// serve puts a shaper in front of an upstream, serves until graceful is done, and
+// then drains the line, until immediate is done at the latest. It serves the page
+// meanwhile, if there is a listener for the page. It returns the exit status.
+func serve(graceful, immediate context.Context, t *terminal, c config, front *frontListener) (int, error) {
 	s, err := shaper.New(c.limits, shaper.WithName("shapedemo"))
 	if err != nil {
 		return exitFailed, err
@@ -75,20 +75,24 @@ func serve(stop *interrupts, t *terminal, c config, front *frontListener) (int, 
 	}
 	p := startProxy(front.listener, s, target)
 	printHowToTry(t, c, front, p.url.String())
-	endClients := func() {}
+	client := newClient(256)
+	defer client.CloseIdleConnections()
+	panel := newPanel(s, func(ctx context.Context) result { return get(ctx, client, p.url.String()) })
+	defer panel.close()
+	if c.upstream != nil {
+		panel.get = nil // No clients are sent to a server of the user's.
+	}
 	if front.page != nil {
-		page := startPage(front.page, p, c.upstream != nil)
-		defer page.close()
-		endClients = page.clients.end
-		t.say("Watch it:  %s\n", t.coloured(bold, page.server.url.JoinPath("/").String()))
+		defer servePage(front.page, panel)()
+		t.say("Watch it:  %s\n", t.coloured(bold, "http://"+front.page.Addr().String()+"/"))
 	}
 	select {
 	case <-p.server.done:
 		return exitFailed, p.close()
-	case <-stop.graceful.Done():
+	case <-graceful.Done():
 	}
-	endClients() // The page goes on, and shows how the line drains.
-	return drain(stop.immediate, t, p)
+	panel.end() // The page goes on, and shows how the line drains.
+	return drain(immediate, t, p)
 }
 
 // printHowToTry prints where the demo serves, and commands to try it with.

@@ -310,13 +310,13 @@ func panelAt(t *testing.T, limits string, s *stubbedProxy) *panel {
 	t.Helper()
 	shaped, err := shaper.New(limitsOf(t, limits))
 	require.NoError(t, err)
-	clients := newSimulatedClients("")
-	clients.get, s.begin = s.serve, time.Now()
+	s.begin = time.Now()
+	p := newPanel(shaped, s.serve)
 	t.Cleanup(func() {
-		clients.close()
+		p.close()
 		require.NoError(t, shaped.Close())
 	})
-	return newPanel(shaped, clients, false)
+	return p
 }
 
 // press presses a button, and returns the state or the sentence about the mistake.
@@ -353,10 +353,10 @@ func TestAButtonSaysWhatIsWrong(t *testing.T) {
 		require.Equal(t, &errandState{ID: 1, Name: "burst", Clients: 9999}, state.Errand)
 		_, wrong := press(t, p, "herd", "2")
 		require.Contains(t, wrong, "do not fit beside")
-		p.clients.end()
+		p.end()
 		_, wrong = press(t, p, "burst", "1")
 		require.Contains(t, wrong, "stopping")
-		p.usersServer = true
+		p.get = nil
 		_, wrong = press(t, p, "burst", "1")
 		require.Contains(t, wrong, "404", "no clients for a server of the user's")
 	})
@@ -444,9 +444,9 @@ func TestWhatAButtonSends(t *testing.T) {
 			map[time.Duration]int{0: 180, second: 130, 2 * second: 80, 3 * second: 30}, errandState{Sent: 420, Served: 180, Refused: 240}},
 		"clients that give up": {"impatient", &stubbedProxy{takes: second}, 0, nil,
 			map[time.Duration]int{0: 180}, errandState{Sent: 180, Served: 90, GaveUp: 90}},
-		"all are sent away": {"herd", &stubbedProxy{takes: second}, second / 2, func(p *panel) { p.clients.stop() },
+		"all are sent away": {"herd", &stubbedProxy{takes: second}, second / 2, func(p *panel) { p.sendAway() },
 			map[time.Duration]int{0: 180}, errandState{Sent: 180, GaveUp: 180}},
-		"Ctrl-C in a herd: none comes back, and none is sent away": {"herd", &stubbedProxy{fits: 50, pause: second, takes: second}, second / 2, func(p *panel) { p.clients.end() },
+		"Ctrl-C in a herd: none comes back, and none is sent away": {"herd", &stubbedProxy{fits: 50, pause: second, takes: second}, second / 2, func(p *panel) { p.end() },
 			map[time.Duration]int{0: 180}, errandState{Sent: 180, Served: 50, Refused: 130}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -473,7 +473,7 @@ func TestAHerdThatIsNeverServedGoesAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubbedProxy{fits: -1, pause: 7 * time.Second}
 		p := panelAt(t, defaultLimits, s)
-		p.clients.get = func(ctx context.Context) result {
+		p.get = func(ctx context.Context) result {
 			_ = s.serve(ctx)
 			return result{status: http.StatusTooManyRequests, retryAfter: s.pause}
 		}
