@@ -42,17 +42,17 @@ func showOutbound(ctx context.Context, t *terminal, c config) (status int, err e
 		"             after a 429 when its Retry-After is over\n", c.callers)
 
 	t.say("%d callers call the API directly; this takes %s ...", c.callers, seconds(outboundTime))
-	direct, err := callFor(ctx, c.callers, interval, nil)
+	direct, err := callFor(ctx, c, interval, false)
 	if err != nil {
 		return exitFailed, err
 	}
 	t.say("%d callers call it through one shaper.Transport; this takes %s ...\n", c.callers, seconds(outboundTime))
-	shaped, err := callShaped(ctx, c, interval)
+	shaped, err := callFor(ctx, c, interval, true)
 	if err == nil && shaped.bunchedByMachine(interval) {
 		// There is no third time: a program that tries until it succeeds proves nothing.
 		t.say("  The API refused %d: this machine was late, so calls that had left the shaper\n"+
 			"  at least %s apart reached the API within %s. Trying a second time ...\n", shaped.refused, quantile(gaps(shaped.departed), 0), seconds(interval))
-		shaped, err = callShaped(ctx, c, interval)
+		shaped, err = callFor(ctx, c, interval, true)
 	}
 	if err != nil {
 		return exitFailed, err
@@ -74,37 +74,34 @@ func (r poolResult) bunchedByMachine(interval time.Duration) bool {
 	return r.refused > 0 && len(between) > 0 && between[0] >= interval
 }
 
-func callShaped(ctx context.Context, c config, interval time.Duration) (poolResult, error) {
-	var left instants
-	s, err := shaper.New(c.limits, shaper.WithTrace(&shaper.Trace{
-		Departed: func(_ context.Context, e shaper.Event) { left.note(e.At) },
-	}))
-	if err != nil {
-		return poolResult{}, err
-	}
-	defer s.Close()
-	r, err := callFor(ctx, c.callers, interval, s)
-	r.departed = left.sorted()
-	return r, err
-}
-
-// callFor lets n callers call an API of their own for outboundTime, through a
-// [shaper.Transport] if limiter is not nil.
-func callFor(ctx context.Context, n int, interval time.Duration, limiter *shaper.Shaper) (got poolResult, err error) {
+// callFor lets the callers call an API of their own for outboundTime, through a [shaper.Transport] if
+// shape is set.
+func callFor(ctx context.Context, c config, interval time.Duration, shape bool) (got poolResult, err error) {
 	api := &burstIntolerantAPI{interval: interval, reached: &instants{}}
+	var departed instants
+	var limiter *shaper.Shaper
+	if shape {
+		limiter, err = shaper.New(c.limits, shaper.WithTrace(&shaper.Trace{
+			Departed: func(_ context.Context, e shaper.Event) { departed.note(e.At) },
+		}))
+		if err != nil {
+			return got, err
+		}
+		defer limiter.Close()
+	}
 	// The context is cancelled and has no deadline: with one, the shaper would at
 	// once refuse each call that cannot leave before it.
 	during, end := context.WithCancel(ctx)
 	defer end()
 	defer time.AfterFunc(outboundTime, end).Stop()
-	err = callAPI(during, n, api, limiter, func(r result) {
+	err = callAPI(during, c.callers, api, limiter, func(r result) {
 		got.add(r)
 		if r.status == http.StatusOK {
 			got.times = append(got.times, r.took)
 		}
 	})
 	slices.Sort(got.times)
-	got.reached = api.reached.sorted()
+	got.reached, got.departed = api.reached.sorted(), departed.sorted()
 	return got, cmp.Or(err, ctx.Err())
 }
 

@@ -329,56 +329,47 @@ func TestTheAPIRefusesAllRequestsAfterABurst(t *testing.T) {
 	}
 }
 
-// script is a transport that gives each call its next response. When it has none
-// left, a call hangs until it is cancelled.
-type script struct {
-	next func() (status int, retryAfter string, err error)
-}
+// A transport answers the calls of a client.
+type transport func(*http.Request) (*http.Response, error)
 
-func (s script) RoundTrip(r *http.Request) (*http.Response, error) {
-	status, after, err := s.next()
-	if status == 0 && err == nil {
-		<-r.Context().Done()
-		err = r.Context().Err()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &http.Response{
-		StatusCode: status, Status: http.StatusText(status), Body: io.NopCloser(strings.NewReader("")),
-		Header: http.Header{"Retry-After": {after}},
-	}, nil
-}
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func TestCallersWaitForAsLongAsTheyAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		results := []struct {
-			status int
+		answers := []struct {
+			at     time.Duration // when it is asked for
+			status int           // 0: none before the caller has gone
 			after  string
 			err    error
-			at     time.Duration // when it is asked for
 		}{
-			{status: 200, at: 0},
-			{status: 429, after: "3", at: 0},
-			{status: 429, after: "soon", at: 3 * time.Second},
-			{status: 429, after: "0", at: 4 * time.Second},
-			{err: &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: 2 * time.Second}, at: 5 * time.Second},
-			{status: 502, at: 7 * time.Second},
-			{err: errors.New("broken"), at: 7100 * time.Millisecond},
-			{at: 7200 * time.Millisecond}, // It is under way at the end.
+			{0, 200, "", nil},
+			{0, 429, "3", nil},
+			{3 * time.Second, 429, "soon", nil},
+			{4 * time.Second, 429, "0", nil},
+			{5 * time.Second, 0, "", &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: 2 * time.Second}},
+			{7 * time.Second, 502, "", nil},
+			{7100 * time.Millisecond, 0, "", errors.New("broken")},
+			{7200 * time.Millisecond, 0, "", nil},
 		}
 		start, asked := time.Now(), 0
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
-		client := &http.Client{Transport: script{func() (int, string, error) {
-			a := results[asked]
+		client := &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+			a := answers[asked]
 			require.Equal(t, a.at, time.Since(start), asked)
 			asked++
-			return a.status, a.after, a.err
-		}}}
+			if a.status == 0 && a.err == nil {
+				<-r.Context().Done()
+				a.err = r.Context().Err()
+			}
+			if a.err != nil {
+				return nil, a.err
+			}
+			return &http.Response{StatusCode: a.status, Body: http.NoBody, Header: http.Header{"Retry-After": {a.after}}}, nil
+		})}
 		var saw tally
 		callAll(ctx, 1, client, "http://x/", saw.add)
-		require.Equal(t, len(results), asked)
+		require.Equal(t, len(answers), asked)
 		require.Equal(t, tally{sent: 7, served: 1, refused: 3, rejected: 1, failed: 1, other: 1}, saw)
 	})
 }
