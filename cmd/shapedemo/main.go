@@ -22,6 +22,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"os"
 	"os/signal"
@@ -65,10 +66,10 @@ func run(signals <-chan os.Signal, args []string, stdout, stderr io.Writer) int 
 		return printError(stderr, exitUsage, fmt.Errorf("%w (-h shows examples)", err))
 	}
 	front, err := listenFront(c)
+	defer front.close()
 	if err != nil {
 		return printError(stderr, exitUsage, err)
 	}
-	defer front.close()
 
 	// The first signal ends the program in order, the second one at once.
 	graceful, drain := context.WithCancel(context.Background())
@@ -215,12 +216,12 @@ func (c config) serves() bool { return !c.once && !c.scene.alone }
 // parseFlags parses the command line. An error names the flag and quotes its
 // value. The error is [flag.ErrHelp] if the user asked for the usage.
 func parseFlags(args []string) (config, error) {
-	c := config{scene: scenes[0]}
+	c := config{scene: scenes[0], inspect: defaultPage}
 	f := flag.NewFlagSet("shapedemo", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // Errors are returned, and printed by run on one line.
 	f.BoolVar(&c.once, "once", false, "")
 	f.StringVar(&c.addr, "addr", defaultAddr, "")
-	f.StringVar(&c.inspect, "inspect", defaultPage, "")
+	f.Func("inspect", "", c.setInspect)
 	f.TextVar(&c.limits, "limits", shaper.Limits{}, "")
 	f.Func("burst", "", wholeNumber(&c.burst, 0, defaultBurst))
 	f.Func("vanish", "", c.setVanish)
@@ -308,6 +309,23 @@ func wholeNumber(n *int, least, standard int) func(text string) error {
 		*n = parsed
 		return nil
 	}
+}
+
+// setInspect checks that the page is for this machine only: it has buttons that change the demo.
+func (c *config) setInspect(text string) error {
+	c.inspect = text
+	if text == "" {
+		return nil
+	}
+	at, err := net.ResolveTCPAddr("tcp", text)
+	if err != nil {
+		return err
+	}
+	if !at.IP.IsLoopback() {
+		return errors.New("the page is for this machine only, so the address must be a loopback address such as 127.0.0.1:9000")
+	}
+	c.inspect = at.String()
+	return nil
 }
 
 func (c *config) setVanish(text string) error {

@@ -25,26 +25,6 @@ var panelScript []byte
 //go:embed page_panel.css
 var panelStyle []byte
 
-// listenPage listens at the address of c for the page, or returns nil if there is to be
-// none. The page has buttons that change the demo, so it is for this machine only.
-func listenPage(c config) (net.Listener, error) {
-	if c.inspect == "" {
-		return nil, nil
-	}
-	at, err := net.ResolveTCPAddr("tcp", c.inspect)
-	if err == nil && !at.IP.IsLoopback() {
-		err = errors.New("the page is for this machine only, so the address must be a loopback address such as 127.0.0.1:9000")
-	}
-	var l net.Listener
-	if err == nil {
-		l, err = net.Listen("tcp", at.String())
-	}
-	if err != nil {
-		return nil, fmt.Errorf("-inspect %q: %w", c.inspect, err)
-	}
-	return l, nil
-}
-
 // servePage serves the page that shows the proxy's bucket on l, with the panel of the demo. It returns
 // a function that ends the page and waits until it has ended. If the listener fails, the proxy goes on
 // without a page.

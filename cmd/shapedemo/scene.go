@@ -156,8 +156,7 @@ const (
 
 // burstChart draws both trials as bars over time, all in the same scale.
 func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
-	arrived, disconnects := shaped.arrivals(), shaped.disconnects()
-	if len(direct.reached) == 0 || len(arrived) == 0 {
+	if len(direct.reached) == 0 || len(shaped.arrived) == 0 {
 		return "No request arrived: there is nothing to draw.\n"
 	}
 	begin, end := shaped.span()
@@ -192,10 +191,10 @@ func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
 	}
 	all := []series{
 		{"direct: " + countAndSpan("reach the upstream", direct.reached), red, count(direct.reached[0], direct.reached)},
-		{"shaped: " + countAndSpan("arrive at the proxy", arrived), yellow, count(begin, arrived)},
+		{"shaped: " + countAndSpan("arrive at the proxy", shaped.arrived), yellow, count(begin, shaped.arrived)},
 	}
-	if len(disconnects) > 0 {
-		all = append(all, series{"shaped: " + countAndSpan("disconnect while waiting", disconnects), blue, count(begin, disconnects)})
+	if len(shaped.disconnects) > 0 {
+		all = append(all, series{"shaped: " + countAndSpan("disconnect while waiting", shaped.disconnects), blue, count(begin, shaped.disconnects)})
 	}
 	all = append(all, series{"shaped: " + countAndSpan("reach the upstream", shaped.reached), green, count(begin, shaped.reached)})
 
@@ -335,8 +334,7 @@ func (d *drawing) times(y, length float64) {
 // a dot, stacked where many come at once. At the bottom, each arrival at the
 // upstream is a tick. Between them, a short mark is a client that disconnected.
 func burstSVG(info limitsInfo, shaped trial) string {
-	arrived := shaped.arrivals()
-	if len(arrived) == 0 || len(shaped.reached) == 0 {
+	if len(shaped.reached) == 0 {
 		return ""
 	}
 	begin, end := shaped.span()
@@ -349,7 +347,7 @@ func burstSVG(info limitsInfo, shaped trial) string {
 		disconnected = fmt.Sprintf(", %d disconnect while they wait", shaped.left)
 	}
 	d := newDrawing(svgHeight, "", "With limits %s, a ragged burst of %s; %d are refused at once%s and %d reach the upstream evenly within %s",
-		info.limits, countAndSpan("requests arrives", arrived), shaped.refused, disconnected, len(shaped.reached),
+		info.limits, countAndSpan("requests arrives", shaped.arrived), shaped.refused, disconnected, len(shaped.reached),
 		seconds(shaped.reached[len(shaped.reached)-1].Sub(shaped.reached[0])))
 	d.ground(stacksBase)
 	d.ground(ticksBase)
@@ -357,7 +355,7 @@ func burstSVG(info limitsInfo, shaped trial) string {
 	stacks, edge := dotStacks(shaped.visits, x)
 	d.WriteString(stacks)
 	if shaped.left > 0 {
-		d.add(`<path class="v" stroke-width="1.6" d="%s"/>`, ticks(shaped.disconnects(), x, disconnectsBase, disconnectsHeight))
+		d.add(`<path class="v" stroke-width="1.6" d="%s"/>`, ticks(shaped.disconnects, x, disconnectsBase, disconnectsHeight))
 	}
 	d.add(`<path class="d" stroke-width="2.4" d="%s"/>`, ticks(shaped.reached, x, ticksBase, ticksHeight))
 
@@ -366,7 +364,7 @@ func burstSVG(info limitsInfo, shaped trial) string {
 		d.text(class, edge+24, y, format, args...)
 		y += 22
 	}
-	line("t", "A ragged burst goes in: %s", countAndSpan("requests", arrived))
+	line("t", "A ragged burst goes in: %s", countAndSpan("requests", shaped.arrived))
 	line("a", "%d are admitted, and wait up to %s", shaped.served+shaped.left, seconds(shaped.longestWait))
 	if shaped.left > 0 {
 		line("v", "%d of these disconnect while they wait, and %s", shaped.left, costInSlots(shaped.wasted))

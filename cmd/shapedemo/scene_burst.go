@@ -18,38 +18,39 @@ import (
 // A trial is the outcome of sending the burst once.
 type trial struct {
 	tally
+	visits      []*visit      // those that arrived at the shaper, if there is one, in order
+	arrived     []time.Time   // when they did
+	disconnects []time.Time   // when impatient clients disconnected, by their own record
 	reached     []time.Time   // when requests reached the upstream, by its own record
-	visits      []*visit      // in the order in which they arrived at the shaper, if there is one
 	impatient   int           // visits whose clients disconnect if they have to wait
 	longestWait time.Duration // of the requests that were served
 	wasted      int           // slots: see wastedSlots
 }
 
-// when returns the instants at which something happened to visits, in order.
-func (t trial) when(event func(*visit) time.Time) (instants []time.Time) {
-	for _, v := range t.visits {
-		if at := event(v); !at.IsZero() {
-			instants = append(instants, at)
+// newTrial returns the outcome of visits that have ended.
+func newTrial(visits []*visit, reached []time.Time) trial {
+	t := trial{reached: reached, impatient: countImpatient(visits)}
+	slices.SortFunc(visits, func(a, b *visit) int { return a.arrived.Compare(b.arrived) })
+	for _, v := range visits {
+		t.add(v.got)
+		if v.got.status == http.StatusOK {
+			t.longestWait = max(t.longestWait, v.waited)
+		}
+		if !v.arrived.IsZero() {
+			t.visits = append(t.visits, v)
+			t.arrived = append(t.arrived, v.arrived)
+		}
+		if left := v.leftAt(); !left.IsZero() {
+			t.disconnects = append(t.disconnects, left)
 		}
 	}
-	slices.SortFunc(instants, time.Time.Compare)
-	return instants
+	slices.SortFunc(t.disconnects, time.Time.Compare)
+	return t
 }
 
-// arrivals returns when requests arrived at the shaper.
-func (t trial) arrivals() []time.Time {
-	return t.when(func(v *visit) time.Time { return v.arrived })
-}
-
-// disconnects returns when impatient clients disconnected, by their own record.
-func (t trial) disconnects() []time.Time { return t.when((*visit).leftAt) }
-
-// span returns the instants of the first arrival at the shaper and of the last event. There
-// must be an arrival.
+// span returns the instants of the first arrival and of the last event.
 func (t trial) span() (begin, end time.Time) {
-	arrived := t.arrivals()
-	all := slices.Concat(arrived, t.reached, t.disconnects())
-	return arrived[0], slices.MaxFunc(all, time.Time.Compare)
+	return t.arrived[0], slices.MaxFunc(slices.Concat(t.arrived, t.reached, t.disconnects), time.Time.Compare)
 }
 
 // showBurst sends the burst twice, directly to an upstream and through a proxy
@@ -128,16 +129,9 @@ func sendBurst(ctx context.Context, l shaper.Limits, size capacity, sends []time
 		return t, ctx.Err() // Some requests may still be in progress.
 	}
 	inProgress.Wait()
-	slices.SortFunc(visits, func(a, b *visit) int { return a.arrived.Compare(b.arrived) })
-	t = trial{visits: visits, impatient: countImpatient(visits), reached: reached.sorted()}
-	for _, v := range visits {
-		t.add(v.got)
-		if v.got.status == http.StatusOK {
-			t.longestWait = max(t.longestWait, v.waited)
-		}
-	}
+	t = newTrial(visits, reached.sorted())
 	if s != nil {
-		t.wasted = wastedSlots(newLimitsInfo(l), visits, s.Stats().Missed)
+		t.wasted = wastedSlots(newLimitsInfo(l), t.visits, s.Stats().Missed)
 	}
 	return t, nil
 }

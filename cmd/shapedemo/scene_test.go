@@ -197,20 +197,21 @@ func TestAnImpatientClientWhoseTurnComesStays(t *testing.T) {
 func trials() (direct, shaped trial) {
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
+	var visits []*visit
+	var reached []time.Time
 	for i := range 18 {
 		v := &visit{arrived: at(i / 12 * 100), waiting: min(i-i/12, 13)}
 		if i < 15 {
-			v.departed = at(1 + 50*i)
+			v.got.status, v.departed = http.StatusOK, at(1+50*i)
 			v.waited = v.departed.Sub(v.arrived)
-			shaped.reached = append(shaped.reached, v.departed.Add([]time.Duration{0, -8, 8}[i%3]*time.Millisecond))
+			reached = append(reached, v.departed.Add([]time.Duration{0, -8, 8}[i%3]*time.Millisecond))
 		} else {
-			v.refused = &shaper.RejectError{Reason: shaper.ErrQueueFull}
+			v.got.status, v.refused = http.StatusTooManyRequests, &shaper.RejectError{Reason: shaper.ErrQueueFull}
 		}
-		shaped.visits = append(shaped.visits, v)
+		visits = append(visits, v)
 	}
-	shaped.tally, shaped.longestWait = tally{sent: 18, served: 15, refused: 3}, 701*time.Millisecond
-	direct.tally, direct.reached = tally{sent: 18, served: 4, failed: 14}, shaped.arrivals()
-	return direct, shaped
+	shaped = newTrial(visits, reached)
+	return trial{tally: tally{sent: 18, served: 4, failed: 14}, reached: shaped.arrived}, shaped
 }
 
 func plain() *terminal { return newTerminal(io.Discard, nil) }
@@ -248,7 +249,7 @@ func TestPicturesShowABurstAndEvenDepartures(t *testing.T) {
   failed (5xx)                           14          0
   smallest gap at the upstream          0 s      42 ms
   median gap at the upstream            0 s      42 ms
-  longest wait                            -     701 ms
+  longest wait                            -     601 ms
 `, "\n"), burstTable(plain(), direct, shaped))
 
 	svg := burstSVG(info, shaped)

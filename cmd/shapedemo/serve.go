@@ -26,30 +26,29 @@ type frontListener struct {
 }
 
 // listenFront listens at the addresses of c. If the proxy's address is in use it takes a free port
-// instead, but only if the user has not chosen the address.
-func listenFront(c config) (*frontListener, error) {
+// instead, but only if the user has not chosen the address. The caller must close the listeners.
+func listenFront(c config) (front frontListener, err error) {
 	if !c.serves() {
-		return &frontListener{}, nil
+		return front, nil
 	}
-	page, err := listenPage(c)
-	if err != nil {
-		return nil, err
+	if c.inspect != "" {
+		if front.page, err = net.Listen("tcp", c.inspect); err != nil {
+			return front, fmt.Errorf("-inspect %q: %w", c.inspect, err)
+		}
 	}
-	front := &frontListener{page: page}
 	if front.listener, err = net.Listen("tcp", c.addr); err != nil && !c.addrGiven {
 		front.moved = true
 		front.listener, err = net.Listen("tcp", "127.0.0.1:0")
 	}
 	if err != nil {
-		front.close()
-		return nil, fmt.Errorf("-addr %q: %w", c.addr, err)
+		err = fmt.Errorf("-addr %q: %w", c.addr, err)
 	}
-	return front, nil
+	return front, err
 }
 
 // close closes the listeners that no server has closed already.
-func (d *frontListener) close() {
-	for _, l := range []net.Listener{d.listener, d.page} {
+func (f frontListener) close() {
+	for _, l := range []net.Listener{f.listener, f.page} {
 		if l != nil {
 			_ = l.Close()
 		}
@@ -59,7 +58,7 @@ func (d *frontListener) close() {
 // serve puts a shaper in front of an upstream, serves until graceful is done, and
 // then drains the line, until immediate is done at the latest. It serves the page
 // meanwhile, if there is a listener for the page. It returns the exit status.
-func serve(graceful, immediate context.Context, t *terminal, c config, front *frontListener) (int, error) {
+func serve(graceful, immediate context.Context, t *terminal, c config, front frontListener) (int, error) {
 	s, err := shaper.New(c.limits, shaper.WithName("shapedemo"))
 	if err != nil {
 		return exitFailed, err
@@ -96,7 +95,7 @@ func serve(graceful, immediate context.Context, t *terminal, c config, front *fr
 }
 
 // printHowToTry prints where the demo serves, and commands to try it with.
-func printHowToTry(t *terminal, c config, front *frontListener, at string) {
+func printHowToTry(t *terminal, c config, front frontListener, at string) {
 	if c.shows() {
 		t.say("") // An empty line after the results of the burst, which have the limits.
 	} else {

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -29,14 +27,13 @@ func serving(t *testing.T, args ...string) (p *program, at string) {
 	return p, strings.TrimPrefix(p.awaits(t, `Serving on http://127\.0\.0\.1:\d+`), "Serving on ")
 }
 
-// ask sends a request on a connection of its own, and returns the response
-// and its body.
+// client is one without connections that outlast a test.
+var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+// ask sends a request, and returns the response and its body.
 func ask(t *testing.T, url string) (*http.Response, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
-	r.Close = true
-	got, err := http.DefaultClient.Do(r)
+	got, err := client.Get(url)
 	require.NoError(t, err)
 	defer got.Body.Close()
 	body, err := io.ReadAll(got.Body)
@@ -49,10 +46,7 @@ func ask(t *testing.T, url string) (*http.Response, string) {
 func clientsOf(n int, url string) <-chan int {
 	statuses := make(chan int, n) // Room for all, so that no client hangs when the test fails.
 	for range n {
-		go func() {
-			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-			statuses <- get(context.Background(), client, url).status
-		}()
+		go func() { statuses <- get(context.Background(), client, url).status }()
 	}
 	return statuses
 }
@@ -109,10 +103,15 @@ func TestInterruptDrainsTheLineAndEndsThePage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, at, page := watched(t, "-limits", "1/s depth 8")
-			events := openStream(t, page)
+			stream, err := client.Get(page + "/api/events")
+			require.NoError(t, err)
+			defer stream.Body.Close()
+			require.Equal(t, http.StatusOK, stream.StatusCode)
 			statuses := clientsOf(9, at)
-			// All have come: each waits, or has been served.
-			awaitState(t, page, func(s panelState) bool { return s.Waiting >= 1 && s.Waiting+len(statuses) == 9 })
+			realtime.Until(t, func() bool {
+				_, state := postTo(t, page, "state", "")
+				return state.Waiting >= 1 && state.Waiting+len(statuses) == 9
+			}, "all wait, or have been served")
 			p.signals <- sig
 			p.awaits(t, `Draining [1-8] waiting requests? \(at most [\d.]+ m?s; Ctrl-C again to stop at once\)`)
 
@@ -121,12 +120,14 @@ func TestInterruptDrainsTheLineAndEndsThePage(t *testing.T) {
 			require.Equal(t, http.StatusOK, got.StatusCode, "the page shows how the line drains")
 			status, _ := postTo(t, page, "burst", "1")
 			require.Equal(t, http.StatusBadRequest, status)
-			hurry(t, page, "4")
+			status, state := postTo(t, page, "rate", "4") // The rest goes faster.
+			require.Equal(t, http.StatusOK, status)
+			require.Equal(t, 4.0, state.Rate)
 			require.Equal(t, map[int]int{200: 9}, tallyOf(t, 9, statuses))
 			require.Equal(t, exitOK, p.ends(t))
-			rest, err := io.ReadAll(events)
+			events, err := io.ReadAll(stream.Body)
 			require.NoError(t, err, "the stream ends, and is not cut off")
-			require.Contains(t, string(rest), "event: bye\n")
+			require.Regexp(t, `(?s)^event: hello\n.*event: bye\n`, string(events))
 			require.Regexp(t, `Drained: [1-8] served, 0 gave up\.\n$`, p.stdout.String())
 			require.Empty(t, p.stderr.String())
 		})
@@ -172,9 +173,6 @@ func watched(t *testing.T, args ...string) (p *program, proxy, page string) {
 	return p, proxy, strings.TrimSuffix(strings.TrimPrefix(line, "Watch it:  "), "/\n")
 }
 
-// client is one without connections that outlast a test.
-var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-
 // postTo presses a button of a page that is served, with header fields if wanted.
 func postTo(t *testing.T, page, name, body string, fields ...string) (status int, state panelState) {
 	t.Helper()
@@ -193,39 +191,6 @@ func postTo(t *testing.T, page, name, body string, fields ...string) (status int
 		require.NoError(t, json.NewDecoder(got.Body).Decode(&state))
 	}
 	return got.StatusCode, state
-}
-
-// awaitState asks for the state of a demo until it is as wanted.
-func awaitState(t *testing.T, page string, wanted func(panelState) bool) {
-	t.Helper()
-	realtime.Until(t, func() bool {
-		_, state := postTo(t, page, "state", "")
-		return wanted(state)
-	}, "the state is as wanted")
-}
-
-// hurry raises the rate of a demo, whose requests could come as slowly as a busy machine sends them.
-func hurry(t *testing.T, page, perSecond string) {
-	t.Helper()
-	status, state := postTo(t, page, "rate", perSecond)
-	require.Equal(t, http.StatusOK, status)
-	require.Equal(t, perSecond, fmt.Sprint(state.Rate))
-}
-
-// openStream opens the stream of a page's events, and returns it after its first event.
-func openStream(t *testing.T, page string) *bufio.Reader {
-	t.Helper()
-	r, err := http.NewRequestWithContext(context.Background(), http.MethodGet, page+"/api/events", nil)
-	require.NoError(t, err)
-	got, err := client.Do(r)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = got.Body.Close() })
-	require.Equal(t, http.StatusOK, got.StatusCode)
-	events := bufio.NewReader(got.Body)
-	line, err := events.ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "event: hello\n", line)
-	return events
 }
 
 func TestThePageIsServedWithTheDemosButtons(t *testing.T) {
