@@ -193,10 +193,12 @@ func postTo(t *testing.T, page, name, body string, fields ...string) (status int
 	return got.StatusCode, state
 }
 
-func TestThePageIsServedWithTheDemosButtons(t *testing.T) {
+// Another site that the visitor has open can send requests to this machine, and can make
+// its own name stand for it.
+func TestThePageHasTheDemosButtonsAndNoOtherSitePressesThem(t *testing.T) {
 	t.Parallel()
-	p, at, page := watched(t)
-	require.Contains(t, p.stdout.String(), "k6 run -e BASE_URL="+at+" loadtest/k6.js\n")
+	p, proxy, page := watched(t)
+	require.Contains(t, p.stdout.String(), "k6 run -e BASE_URL="+proxy+" loadtest/k6.js\n")
 	got, body := ask(t, page+"/")
 	require.Equal(t, http.StatusOK, got.StatusCode)
 	require.Contains(t, body, `"/demo/panel.js"`)
@@ -211,16 +213,7 @@ func TestThePageIsServedWithTheDemosButtons(t *testing.T) {
 	}
 	got, _ = ask(t, page+"/demo/nothing")
 	require.Equal(t, http.StatusNotFound, got.StatusCode)
-	p.signals <- os.Interrupt
-	require.Equal(t, exitOK, p.ends(t))
-	require.Empty(t, p.stderr.String())
-}
 
-// Another site that the visitor has open can send requests to this machine, and can make
-// its own name stand for it.
-func TestNoOtherSitePressesAButton(t *testing.T) {
-	t.Parallel()
-	p, proxy, page := watched(t)
 	for _, fields := range [][]string{
 		{"Sec-Fetch-Site", "cross-site"},
 		{"Sec-Fetch-Site", "same-site"},
@@ -238,6 +231,7 @@ func TestNoOtherSitePressesAButton(t *testing.T) {
 	require.Nil(t, state.Errand)
 	p.signals <- os.Interrupt
 	require.Equal(t, exitOK, p.ends(t))
+	require.Empty(t, p.stderr.String())
 }
 
 // panelAt returns the panel of a shaper, whose clients s answers. It works in bubbles only.
