@@ -76,11 +76,12 @@ func serve(graceful, immediate context.Context, t *terminal, c config, front fro
 	printHowToTry(t, c, front, p.url.String())
 	client := newClient(256)
 	defer client.CloseIdleConnections()
-	panel := newPanel(s, func(ctx context.Context) result { return get(ctx, client, p.url.String()) })
-	defer panel.close()
-	if c.upstream != nil {
-		panel.get = nil // No clients are sent to a server of the user's.
+	var send func(context.Context) result
+	if c.upstream == nil { // No clients are sent to a server of the user's.
+		send = func(ctx context.Context) result { return get(ctx, client, p.url.String()) }
 	}
+	panel := newPanel(s, send)
+	defer panel.close()
 	if front.page != nil {
 		defer servePage(front.page, panel)()
 		t.say("Watch it:  %s\n", t.coloured(bold, "http://"+front.page.Addr().String()+"/"))

@@ -285,8 +285,7 @@ func TestAButtonSaysWhatIsWrong(t *testing.T) {
 		p.end()
 		_, wrong = press(t, p, "burst", "1")
 		require.Contains(t, wrong, "stopping")
-		p.get = nil
-		_, wrong = press(t, p, "burst", "1")
+		_, wrong = press(t, newPanel(p.shaper, nil), "burst", "1")
 		require.Contains(t, wrong, "404", "no clients for a server of the user's")
 	})
 }
@@ -383,6 +382,7 @@ func TestWhatAButtonSends(t *testing.T) {
 					c.then(p)
 				}
 				time.Sleep(2 * herdTime)
+				synctest.Wait()
 				require.Equal(t, c.came, c.proxy.came)
 				c.got.ID, c.got.Name, c.got.Clients, c.got.Ended = 1, c.button, 180, true
 				got, _ := press(t, p, "state", "")
