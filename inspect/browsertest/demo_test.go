@@ -1,7 +1,6 @@
 package browsertest_test
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/internal/servers"
 )
 
 // demoFolder holds the program that adds a script of its own to the page.
@@ -26,21 +26,7 @@ type demo struct {
 	t    testing.TB
 	cmd  *exec.Cmd
 	page string // address of its page
-
-	mu     sync.Mutex
-	output bytes.Buffer
-}
-
-func (d *demo) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.output.Write(p)
-}
-
-func (d *demo) said() string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.output.String()
+	said servers.Output
 }
 
 // builtDemo returns the program, which is built once for all tests.
@@ -68,7 +54,7 @@ func startDemo(t testing.TB, args ...string) *demo {
 	require.NoError(t, err)
 
 	d := &demo{t: t, cmd: exec.Command(program, append([]string{"-addr", "127.0.0.1:0", "-burst", "0"}, args...)...)}
-	d.cmd.Stdout, d.cmd.Stderr = d, d
+	d.cmd.Stdout, d.cmd.Stderr = &d.said, &d.said
 	require.NoError(t, d.cmd.Start())
 	t.Cleanup(func() {
 		if d.cmd.ProcessState == nil { // The test has failed.
@@ -77,8 +63,8 @@ func startDemo(t testing.TB, args ...string) *demo {
 		}
 	})
 	link := regexp.MustCompile(`Watch it:  (http://\S+)`)
-	realtime.Until(t, func() bool { return link.MatchString(d.said()) }, "the demo says where its page is")
-	d.page = link.FindStringSubmatch(d.said())[1]
+	realtime.Until(t, func() bool { return link.MatchString(d.said.String()) }, "the demo says where its page is")
+	d.page = link.FindStringSubmatch(d.said.String())[1]
 	return d
 }
 
@@ -189,8 +175,8 @@ func (d *demo) interrupted(p *tab) {
 	go func() { ended <- d.cmd.Wait() }()
 	select {
 	case err := <-ended:
-		require.NoError(d.t, err, d.said())
+		require.NoError(d.t, err, d.said.String())
 	case <-time.After(patience):
-		require.FailNow(d.t, "the demo does not end", d.said())
+		require.FailNow(d.t, "the demo does not end", d.said.String())
 	}
 }
