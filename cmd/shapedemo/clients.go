@@ -212,16 +212,6 @@ func newVisits(n, percent int, info limitsInfo) (visits []*visit) {
 	return visits
 }
 
-// countImpatient returns how many visits have impatient clients.
-func countImpatient(visits []*visit) (n int) {
-	for _, v := range visits {
-		if v.impatient {
-			n++
-		}
-	}
-	return n
-}
-
 // visitHeader is the header in which a client sends the index of its visit.
 const visitHeader = "Demo-Visit"
 

@@ -29,10 +29,13 @@ type trial struct {
 
 // newTrial returns the outcome of visits that have ended.
 func newTrial(visits []*visit, reached []time.Time) trial {
-	t := trial{reached: reached, impatient: countImpatient(visits)}
+	t := trial{reached: reached}
 	slices.SortFunc(visits, func(a, b *visit) int { return a.arrived.Compare(b.arrived) })
 	for _, v := range visits {
 		t.add(v.got)
+		if v.impatient {
+			t.impatient++
+		}
 		if v.got.status == http.StatusOK {
 			t.longestWait = max(t.longestWait, v.waited)
 		}
@@ -70,9 +73,8 @@ func showBurst(ctx context.Context, t *terminal, c config) (status int, err erro
 	if err != nil {
 		return exitFailed, err
 	}
-	visits := newVisits(c.burst, c.vanish, info)
-	t.say("Sending %d requests through the shaper%s ...\n", c.burst, announce(info, sends, countImpatient(visits)))
-	shaped, err := sendBurst(ctx, c.limits, size, sends, visits, true)
+	t.say("Sending %d requests through the shaper%s ...\n", c.burst, announce(info, sends, c.burst*c.vanish/100))
+	shaped, err := sendBurst(ctx, c.limits, size, sends, newVisits(c.burst, c.vanish, info), true)
 	if err != nil {
 		return exitFailed, err
 	}

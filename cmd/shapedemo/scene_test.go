@@ -153,20 +153,25 @@ func TestUpstreamIsFastEnoughForTheShaperAndTooSlowForTheBurst(t *testing.T) {
 func TestImpatientClientsAreSpreadOverTheBurst(t *testing.T) {
 	info := newLimitsInfo(limitsOf(t, "50/s depth 100"))
 	for percent, want := range map[int]int{0: 0, 1: 1, 33: 49, 50: 75, 100: 150} {
-		all := newVisits(150, percent, info)
-		require.Equal(t, want, countImpatient(all))
-		require.InDelta(t, want/2, countImpatient(all[:75]), 1, "in the first half")
-		uploads := 0
-		for _, v := range all {
+		impatient, uploads, within := 0, 0, 0
+		for i, v := range newVisits(150, percent, info) {
+			if !v.impatient {
+				require.False(t, v.upload)
+				continue
+			}
+			impatient++
 			if v.upload {
 				uploads++
 			}
-			if v.impatient {
-				require.GreaterOrEqual(t, v.patiencePerPlace, 2*time.Millisecond)
-				require.LessOrEqual(t, v.patiencePerPlace, 8*time.Millisecond)
+			if i < 75 {
+				within++
 			}
+			require.GreaterOrEqual(t, v.patiencePerPlace, 2*time.Millisecond)
+			require.LessOrEqual(t, v.patiencePerPlace, 8*time.Millisecond)
 		}
+		require.Equal(t, want, impatient)
 		require.Equal(t, want/2, uploads)
+		require.InDelta(t, want/2, within, 1, "in the first half")
 	}
 }
 
