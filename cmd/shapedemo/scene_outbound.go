@@ -257,9 +257,7 @@ func burstInterval(info limitsInfo) time.Duration {
 
 // ServeHTTP serves a request, or refuses it during the penalty.
 func (a *burstIntolerantAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	now := time.Now()
-	a.reached.note(now)
-	if rest := a.penaltyLeft(now); rest > 0 {
+	if rest := a.penaltyLeft(); rest > 0 {
 		seconds := (rest + time.Second - 1) / time.Second // Rounded up, so that no caller comes back too early.
 		w.Header().Set("Retry-After", strconv.Itoa(int(seconds)))
 		http.Error(w, "too many requests at once", http.StatusTooManyRequests)
@@ -268,18 +266,16 @@ func (a *burstIntolerantAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	respond(w, "served by the fragile API\n")
 }
 
-// penaltyLeft records a request that has come now. It returns how long this and
+// penaltyLeft records a request that comes now. It returns how long this and
 // all further requests are refused: 0 or less if this one is served.
-func (a *burstIntolerantAPI) penaltyLeft(now time.Time) time.Duration {
+func (a *burstIntolerantAPI) penaltyLeft() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	// The first request to get the lock need not have read the clock first. If now
-	// lies before last, the two came at the same time, which is a burst too.
+	now := time.Now()
+	a.reached.note(now)
 	if !now.Before(a.penaltyEnd) && !a.last.IsZero() && now.Sub(a.last) < a.interval {
 		a.penaltyEnd = now.Add(penalty)
 	}
-	if now.After(a.last) {
-		a.last = now
-	}
+	a.last = now
 	return a.penaltyEnd.Sub(now)
 }

@@ -110,38 +110,34 @@ func runTokens(ctx context.Context, s *shaper.Shaper, settle bool) tokenRun {
 			}
 		})
 	}
+	// call calls the API until it takes the call, and returns the tokens of the answer.
+	call := func(ctx context.Context, wanted time.Time) (used int, err error) {
+		note(func() { r.departed = append(r.departed, time.Now()) })
+		for pause := time.Second / 2 / tokensSpeed; !api.take(tokensEstimate); pause = min(2*pause, time.Minute/tokensSpeed) {
+			note(func() { r.refused++ })
+			if sleep(ctx, pause/2+rand.N(pause)); ctx.Err() != nil {
+				return -1, ctx.Err()
+			}
+		}
+		note(func() { r.longest = max(r.longest, time.Since(wanted)*tokensSpeed) })
+		used = 600 + rand.IntN(201)
+		sleep(ctx, (2*time.Second+rand.N(6*time.Second))/tokensSpeed)
+		api.take(used - tokensEstimate)
+		note(func() {
+			r.served++
+			r.used += used
+		})
+		return used, nil
+	}
 	for range tokensCallers {
 		all.Go(func() {
 			for ctx.Err() == nil {
 				wanted := time.Now()
-				pause := time.Second / 2 / tokensSpeed
-				call := func(ctx context.Context) (int, error) {
-					note(func() { r.departed = append(r.departed, time.Now()) })
-					for {
-						used, ok := api.call(ctx, func() {
-							note(func() { r.longest = max(r.longest, time.Since(wanted)*tokensSpeed) })
-						})
-						if ok {
-							note(func() {
-								r.served++
-								r.used += used
-							})
-							return used, nil
-						}
-						note(func() { r.refused++ })
-						if sleep(ctx, pause/2+rand.N(pause)); ctx.Err() != nil {
-							return -1, ctx.Err()
-						}
-						pause = min(2*pause, time.Minute/tokensSpeed)
-					}
-				}
 				switch {
-				case s == nil:
-					_, _ = call(ctx) // Its error is the one of ctx.
 				case settle:
-					_ = s.Spend(ctx, tokensEstimate, call)
-				case s.WaitN(ctx, tokensEstimate) == nil:
-					_, _ = call(ctx)
+					_ = s.Spend(ctx, tokensEstimate, func(ctx context.Context) (int, error) { return call(ctx, wanted) })
+				case s == nil || s.WaitN(ctx, tokensEstimate) == nil:
+					_, _ = call(ctx, wanted) // Its error is the one of ctx.
 				}
 			}
 		})
@@ -150,24 +146,11 @@ func runTokens(ctx context.Context, s *shaper.Shaper, settle bool) tokenRun {
 	return r
 }
 
-// A tokenAPI is a bucket of tokens in the time of the scene, and calls that take a while.
+// A tokenAPI is a bucket of tokens in the time of the scene.
 type tokenAPI struct {
 	mu    sync.Mutex
 	level float64 // tokens
 	at    time.Time
-}
-
-// call makes a call, whose tokens it returns. It calls taken when the call is not refused; ok reports whether the call has ended
-// with an answer.
-func (a *tokenAPI) call(ctx context.Context, taken func()) (used int, ok bool) {
-	if !a.take(tokensEstimate) {
-		return 0, false
-	}
-	taken()
-	used = 600 + rand.IntN(201)
-	sleep(ctx, (2*time.Second+rand.N(6*time.Second))/tokensSpeed)
-	a.take(used - tokensEstimate)
-	return used, true
 }
 
 // take takes tokens, or gives back a negative number. It reports whether they fit.
