@@ -1,7 +1,6 @@
 package inspect_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,26 +16,17 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// An overridden is the override of a bucket, in a row and in a detail.
-type overridden struct {
-	Limits   string
-	Override *struct {
-		From, Until time.Time
-		Who, Before string
-	}
-}
-
-func (c console) overridden(t *testing.T, key string) (row overridden, rule string) {
+// overridden returns the bucket of a key, and the name of its rule.
+func (c console) overridden(t *testing.T, key string) (of bucket, rule string) {
 	t.Helper()
-	var l struct{ Buckets []overridden }
-	require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/buckets?prefix="+key, "").Body.Bytes(), &l))
+	listed := listOf(t, c, "prefix="+key)
 	var d struct {
-		Bucket overridden
+		Bucket bucket
 		Rule   struct{ Rule string }
 	}
-	require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/buckets/one/"+key, "").Body.Bytes(), &d))
-	require.Len(t, l.Buckets, 1)
-	require.Equal(t, l.Buckets[0].Override, d.Bucket.Override)
+	told(t, c, "/api/buckets/one/"+key, &d)
+	require.Len(t, listed.Buckets, 1)
+	require.Equal(t, listed.Buckets[0].Override, d.Bucket.Override)
 	return d.Bucket, d.Rule.Rule
 }
 
@@ -44,11 +34,8 @@ func (c console) overridden(t *testing.T, key string) (row overridden, rule stri
 // set them, however many other changes have come since.
 func TestAnOverrideIsPartOfItsBucketAfterManyLaterChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits(t, "1 per 1h burst 9"), nil })
-		require.NoError(t, err)
-		defer g.Close()
-		c := newConsole(inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { return "usual", "limits.yaml", 3 })))
-		defer c.Close()
+		g := groupOf(t, "1 per 1h burst 9")
+		c := newConsole(t, inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { return "usual", "limits.yaml", 3 })))
 		require.True(t, g.Allow("a"))
 		none, rule := c.overridden(t, "a")
 		require.Nil(t, none.Override)
@@ -82,7 +69,7 @@ func TestAnOverrideIsPartOfItsBucketAfterManyLaterChanges(t *testing.T) {
 		require.Equal(t, "put_back", *past[0].Outcome)
 		require.Equal(t, *past[0].Until, *past[0].Ended)
 
-		stream := listen(t, c.Inspector, "/api/events")
+		stream := listen(t, c, "/api/events")
 		var hello struct {
 			Changes []change
 			InForce []record `json:"in_force"`
@@ -108,15 +95,13 @@ func TestAnOverrideIsPartOfItsBucketAfterManyLaterChanges(t *testing.T) {
 func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var fails atomic.Bool
-		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) {
+		g := groupBy(t, func(int) (shaper.Limits, error) {
 			if fails.Load() {
 				return shaper.Limits{}, errors.New("no database")
 			}
 			return shaper.Limits{Rate: 1. / 60, Burst: 9}, nil
 		})
-		require.NoError(t, err)
-		defer g.Close()
-		c := newConsole(inspect.OfGroup(g))
+		c := newConsole(t, inspect.OfGroup(g))
 		latest := func() string {
 			_, past := c.recorded(t, "")
 			return *past[0].Outcome
@@ -144,12 +129,12 @@ func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 		// A key whose bucket has gone, and whose text no list knows any more, is reset all the same.
 		c.post(t, "/api/limits", `{"source":"one","key":"7","limits":"1000/s","for":"10m"}`)
 		time.Sleep(3 * time.Minute)
-		require.Equal(t, http.StatusNotFound, c.call(http.MethodGet, "/api/buckets/one/7", "").Code)
+		require.Equal(t, http.StatusNotFound, ask(c, "/api/buckets/one/7").Code)
 		c.post(t, "/api/reset", `{"source":"one","key":"7"}`)
 		require.Equal(t, "put_back", latest())
 
 		require.True(t, g.AllowN(7, 9))
-		require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/buckets/one/7", "").Code)
+		require.Equal(t, http.StatusOK, ask(c, "/api/buckets/one/7").Code)
 		c.post(t, "/api/limits", `{"source":"one","key":"7","limits":"1/h","for":"1s"}`)
 		fails.Store(true)
 		time.Sleep(2 * time.Second)
@@ -157,7 +142,7 @@ func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 		inForce, _ = c.recorded(t, "")
 		require.Contains(t, *inForce[0].Error, "no database")
 		require.Nil(t, inForce[0].Ended)
-		require.Equal(t, http.StatusNotFound, c.call(http.MethodGet, "/api/changes?source=two", "").Code)
+		require.Equal(t, http.StatusNotFound, ask(c, "/api/changes?source=two").Code)
 		c.Remove("one")
 		require.Equal(t, "failed", latest())
 		require.NoError(t, c.Close())
@@ -169,23 +154,23 @@ func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 func TestInspectorsOfOneKindShareTheirChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s")
-		pages := newConsole(inspect.Of(s))
+		pages := newConsole(t, inspect.Of(s))
 		const another = "another token of some length"
 		admin := console{pages.With(inspect.WithControl(another), inspect.WithLogger(slog.New(slog.DiscardHandler))), pages.log}
 		readers := console{pages.With(), pages.log}
 		pages.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"1h"}`)
 		inForce, _ := readers.recorded(t, "")
 		require.Len(t, inForce, 1)
-		refused(t, http.StatusForbidden, readers.call(http.MethodPost, "/api/reset", `{"source":"one"}`))
-		refused(t, http.StatusUnauthorized, admin.call(http.MethodPost, "/api/reset", `{"source":"one"}`))
-		w := admin.call(http.MethodPost, "/api/reset", `{"source":"one"}`, header("Authorization", "Bearer "+another))
+		refused(t, http.StatusForbidden, readers.send("/api/reset", `{"source":"one"}`))
+		refused(t, http.StatusUnauthorized, admin.send("/api/reset", `{"source":"one"}`))
+		w := admin.send("/api/reset", `{"source":"one"}`, header("Authorization", "Bearer "+another))
 		require.Equal(t, http.StatusOK, w.Code, w.Body)
 		require.Equal(t, limits(t, "50/s"), s.Limits())
 		inForce, past := pages.recorded(t, "")
 		require.Empty(t, inForce)
 		require.Len(t, past, 1)
 		require.NoError(t, admin.Close())
-		refused(t, http.StatusServiceUnavailable, pages.call(http.MethodGet, "/api/buckets", ""))
+		refused(t, http.StatusServiceUnavailable, ask(pages, "/api/buckets"))
 	})
 }
 
@@ -193,8 +178,7 @@ func TestInspectorsOfOneKindShareTheirChanges(t *testing.T) {
 func TestLimitsThatOthersHaveSetSinceAreNotToldAsAChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, "1/h burst 9")
-		c := newConsole(inspect.OfGroup(g))
-		defer c.Close()
+		c := newConsole(t, inspect.OfGroup(g))
 		require.True(t, g.Allow("a"))
 		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"7/h","for":"10m","who":"Ann"}`)
 		got, _ := c.overridden(t, "a")

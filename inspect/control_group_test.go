@@ -1,7 +1,6 @@
 package inspect_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -17,21 +16,11 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// contextThatHasEnded returns a context for a stream that is to end after its beginning.
-func contextThatHasEnded() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx, cancel
-}
-
 func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		usual := limits(t, "1 per 1h burst 9")
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return usual, nil })
-		require.NoError(t, err)
-		defer g.Close()
-		c := newConsole(inspect.OfGroup(g))
-		defer c.Close()
+		g := groupBy(t, func(string) (shaper.Limits, error) { return usual, nil })
+		c := newConsole(t, inspect.OfGroup(g))
 		of := func(key string) (found shaper.Limits) {
 			for k, st := range g.All() {
 				if k == key {
@@ -86,11 +75,8 @@ func TestTheLimitsThatAProgramHasGivenAKeyAreNotLost(t *testing.T) {
 			for _, end := range []string{"by itself", "reset", "Close"} {
 				t.Run(fmt.Sprintf("%s, in use: %v, end: %s", c.name, inUse, end), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return usual, nil })
-						require.NoError(t, err)
-						defer g.Close()
-						console := newConsole(inspect.OfGroup(g))
-						defer console.Close()
+						g := groupBy(t, func(string) (shaper.Limits, error) { return usual, nil })
+						console := newConsole(t, inspect.OfGroup(g))
 						require.NoError(t, c.before(g))
 						require.True(t, !inUse || g.Allow("k"))
 						console.post(t, "/api/limits", change)
@@ -127,14 +113,11 @@ func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {
 	} {
 		t.Run(c.usual+" to "+c.wanted, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits(t, c.usual), nil })
-				require.NoError(t, err)
-				defer g.Close()
-				console := newConsole(inspect.OfGroup(g))
-				defer console.Close()
+				g := groupBy(t, func(string) (shaper.Limits, error) { return limits(t, c.usual), nil })
+				console := newConsole(t, inspect.OfGroup(g))
 				body := fmt.Sprintf(`{"source":"one","key":"k","limits":%q,"for":"10s"}`, c.wanted)
 				if c.given == "" {
-					parameter, message := refused(t, http.StatusBadRequest, console.call(http.MethodPost, "/api/limits", body))
+					parameter, message := refused(t, http.StatusBadRequest, console.send("/api/limits", body))
 					require.Equal(t, "limits", parameter)
 					require.Contains(t, message, "Limits.InFlight is 0 and can't become 3")
 					return
@@ -162,18 +145,15 @@ func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {
 
 func TestNothingIsChangedWhileTheLimitsOfAKeyCannotBeHad(t *testing.T) {
 	var panics atomic.Bool
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+	g := groupBy(t, func(string) (shaper.Limits, error) {
 		if panics.Load() {
 			panic("no database at all")
 		}
 		return shaper.Limits{}, errors.New("no database")
 	})
-	require.NoError(t, err)
-	defer g.Close()
-	c := newConsole(inspect.OfGroup(g))
-	defer c.Close()
+	c := newConsole(t, inspect.OfGroup(g))
 	for _, says := range []string{"no database", "no database at all"} {
-		_, message := refused(t, http.StatusConflict, c.call(http.MethodPost, "/api/limits", `{"source":"one","key":"k","limits":"1/h","for":"10m"}`))
+		_, message := refused(t, http.StatusConflict, c.send("/api/limits", `{"source":"one","key":"k","limits":"1/h","for":"10m"}`))
 		require.Contains(t, message, says)
 		panics.Store(!panics.Load())
 	}
@@ -187,7 +167,7 @@ func TestAChangeThatCannotEndIsEndedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		usual := limits(t, "1 per 1h burst 9")
 		var broken atomic.Int32
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+		g := groupBy(t, func(string) (shaper.Limits, error) {
 			switch broken.Load() {
 			case 1:
 				return usual, errors.New("no database")
@@ -196,16 +176,13 @@ func TestAChangeThatCannotEndIsEndedLater(t *testing.T) {
 			}
 			return usual, nil
 		})
-		require.NoError(t, err)
-		defer g.Close()
-		c := newConsole(inspect.OfGroup(g))
-		defer c.Close()
+		c := newConsole(t, inspect.OfGroup(g))
 		require.True(t, g.Allow("k"))
 		c.post(t, "/api/limits", `{"source":"one","key":"k","limits":"1 per 2h burst 9","for":"10m"}`)
 		broken.Store(1)
 		time.Sleep(10*time.Minute + 7*time.Second)
 		synctest.Wait()
-		_, message := refused(t, http.StatusConflict, c.call(http.MethodPost, "/api/reset", `{"source":"one","key":"k"}`))
+		_, message := refused(t, http.StatusConflict, c.send("/api/reset", `{"source":"one","key":"k"}`))
 		require.Contains(t, message, "no database")
 		broken.Store(2)
 		time.Sleep(5 * time.Second)
@@ -229,15 +206,13 @@ func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 		usual := limits(t, "1 per 1h burst 9")
 		var blocks atomic.Bool
 		goOn := make(chan struct{})
-		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+		g := groupBy(t, func(key string) (shaper.Limits, error) {
 			if key != "other" && blocks.Load() {
 				<-goOn
 			}
 			return usual, nil
 		})
-		require.NoError(t, err)
-		defer g.Close()
-		c := newConsole(inspect.OfGroup(g))
+		c := newConsole(t, inspect.OfGroup(g))
 		of := func(key string) (found shaper.Limits) {
 			for k, st := range g.All() {
 				if k == key {
@@ -259,7 +234,7 @@ func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 			"/api/hold":   `{"source":"one","key":"new","for":"10m"}`,
 			"/api/limits": body("unused"),
 		} {
-			go func() { codes <- c.call(http.MethodPost, path, body).Code }()
+			go func() { codes <- c.send(path, body).Code }()
 		}
 		synctest.Wait()
 		c.post(t, "/api/limits", body("other"))
@@ -288,15 +263,13 @@ func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 
 func TestConcurrentChangesEndWithWhatWasInForce(t *testing.T) {
 	s := shaperOf(t, "1 per 1h")
-	g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 0.001, Burst: 20}, nil })
-	require.NoError(t, err)
-	defer g.Close()
+	g := keyedBy[int](t, "1 per 1000s burst 20")
 	for key := range 3 {
 		require.True(t, g.Allow(key))
 	}
-	c := newConsole(inspect.Of(s))
+	c := newConsole(t, inspect.Of(s))
 	c.Add("many", inspect.OfGroup(g))
-	require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/buckets", "").Code) // Now it knows the keys.
+	require.Equal(t, http.StatusOK, ask(c, "/api/buckets").Code) // Now it knows the keys.
 	var calls, callers sync.WaitGroup
 	calls.Add(30)
 	for k := range 4 {
@@ -313,7 +286,7 @@ func TestConcurrentChangesEndWithWhatWasInForce(t *testing.T) {
 				if path == "/api/release" {
 					bodies = []string{`{"source":"one"}`, fmt.Sprintf(`{"source":"many","key":"%d"}`, k%3)}
 				}
-				code := c.call(http.MethodPost, path, bodies[n/3%2]).Code
+				code := c.send(path, bodies[n/3%2]).Code
 				if code != http.StatusOK && code != http.StatusServiceUnavailable {
 					t.Errorf("%s is answered with status %d", path, code)
 				}

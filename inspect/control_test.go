@@ -1,7 +1,6 @@
 package inspect_test
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -19,7 +18,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
-	"example.com/leakybucket/shaper"
 )
 
 const token = "correct horse battery staple"
@@ -31,13 +29,11 @@ type console struct {
 	log *logText
 }
 
-// newConsole returns a console for a source named "one". It must be closed.
-func newConsole(source inspect.Source, opts ...inspect.Option) console {
+// newConsole returns a console for a source named "one", until the test ends.
+func newConsole(t *testing.T, source inspect.Source, opts ...inspect.Option) console {
 	log := &logText{}
 	opts = append([]inspect.Option{inspect.WithControl(token + "\n"), inspect.WithLogger(slog.New(slog.NewTextHandler(log, nil)))}, opts...)
-	c := console{inspect.New(opts...), log}
-	c.Add("one", source)
-	return c
+	return console{show(t, "one", source, opts...), log}
 }
 
 // A logText is the text of a log.
@@ -58,26 +54,15 @@ func (l *logText) String() string {
 	return l.text.String()
 }
 
-// call sends a request from this machine, with changes made to it.
-func (c console) call(method, path, body string, edits ...func(*http.Request)) *httptest.ResponseRecorder {
-	r := httptest.NewRequest(method, path, strings.NewReader(body))
-	r.Host, r.RemoteAddr = "localhost:8080", "127.0.0.1:4000"
-	if method == http.MethodPost {
-		r.Header.Set("Content-Type", "application/json")
-		r.Header.Set("Authorization", "Bearer "+token)
-	}
-	for _, edit := range edits {
-		edit(r)
-	}
-	w := httptest.NewRecorder()
-	c.ServeHTTP(w, r)
-	return w
+// send sends a request that changes something, with changes made to it.
+func (c console) send(path, body string, edits ...func(*http.Request)) *httptest.ResponseRecorder {
+	return recorded(c, command(path, body, edits...))
 }
 
 // post sends a request that must be answered with a change, and returns that.
 func (c console) post(t *testing.T, path, body string) (done change) {
 	t.Helper()
-	w := c.call(http.MethodPost, path, body)
+	w := c.send(path, body)
 	require.Equal(t, http.StatusOK, w.Code, "%s", w.Body)
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &done))
 	return done
@@ -105,34 +90,21 @@ type record struct {
 // recorded returns all changes that are in force, and those that have ended, the latest first.
 func (c console) recorded(t *testing.T, query string) (inForce, past []record) {
 	t.Helper()
-	w := c.call(http.MethodGet, "/api/changes"+query, "")
-	require.Equal(t, http.StatusOK, w.Code, "%s", w.Body)
 	var answer struct {
 		InForce []record `json:"in_force"`
 		Past    []record
 	}
-	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
-	require.NotNil(t, answer.InForce)
-	require.NotNil(t, answer.Past)
+	told(t, c, "/api/v1/changes"+query, &answer)
 	return answer.InForce, answer.Past
 }
 
 // changes returns the latest changes, oldest first, as a new stream is told.
-func (c console) changes(t *testing.T) (all []change) {
+func (c console) changes(t *testing.T) []change {
 	t.Helper()
-	w := c.call(http.MethodHead, "/api/events", "")
-	require.Equal(t, http.StatusOK, w.Code)
-	r := httptest.NewRequest(http.MethodGet, "/api/events", nil)
-	r.Host, r.RemoteAddr = "localhost", "127.0.0.1:4000"
-	ctx, cancel := contextThatHasEnded()
-	defer cancel()
-	w = httptest.NewRecorder()
-	c.ServeHTTP(w, r.WithContext(ctx))
-	_, text, ok := strings.Cut(w.Body.String(), "event: hello\ndata: ")
-	require.True(t, ok, "%s", w.Body)
-	text, _, _ = strings.Cut(text, "\n")
 	var hello struct{ Changes []change }
-	require.NoError(t, json.Unmarshal([]byte(text), &hello))
+	r := listen(t, c, "/api/events")
+	r.until("hello", &hello)
+	r.leave()
 	return hello.Changes
 }
 
@@ -144,18 +116,10 @@ func whats(changes []change) (all []string) {
 	return all
 }
 
-func limits(t *testing.T, text string) shaper.Limits {
-	t.Helper()
-	l, err := shaper.ParseLimits(text)
-	require.NoError(t, err)
-	return l
-}
-
 func TestLimitsAreChangedForATimeAndThenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s depth 100")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		start := time.Now()
 		done := c.post(t, "/api/limits", `{"source":"one","limits":"5/s depth 10","for":"10m","who":"Ann \"the boss\"\n"}`)
 		require.Equal(t, limits(t, "5/s depth 10"), s.Limits())
@@ -193,8 +157,7 @@ func TestLimitsAreChangedForATimeAndThenBack(t *testing.T) {
 func TestALaterChangeReplacesTheEndOfTheEarlierOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
 		time.Sleep(9 * time.Minute)
 		c.post(t, "/api/limits", `{"source":"one","limits":"6/s","for":"10m"}`)
@@ -210,8 +173,7 @@ func TestALaterChangeReplacesTheEndOfTheEarlierOne(t *testing.T) {
 func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
 		time.Sleep(time.Minute)
 		c.post(t, "/api/hold", `{"source":"one","for":"30m"}`)
@@ -221,7 +183,7 @@ func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
 		require.Nil(t, done.Until)
 		require.Equal(t, limits(t, "50/s"), s.Limits())
 		require.Equal(t, time.Now().Add(30*time.Minute), s.Stats().HeldUntil, "the hold stays")
-		_, message := refused(t, http.StatusConflict, c.call(http.MethodPost, "/api/reset", `{"source":"one"}`))
+		_, message := refused(t, http.StatusConflict, c.send("/api/reset", `{"source":"one"}`))
 		require.Contains(t, message, "have not been changed here")
 
 		// Its end does not come a second time.
@@ -237,8 +199,7 @@ func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
 func TestTheEndOfAChangeLeavesTheLimitsOfOthersInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
 		require.NoError(t, s.SetLimits(limits(t, "70/s")))
 		time.Sleep(10 * time.Minute)
@@ -259,7 +220,7 @@ func TestTheEndOfAChangeLeavesTheLimitsOfOthersInForce(t *testing.T) {
 func TestCloseEndsAllChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s depth 9")
-		c := newConsole(inspect.Of(s))
+		c := newConsole(t, inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s depth 9","for":"10m"}`)
 		done := c.post(t, "/api/hold", `{"source":"one","for":"10m"}`)
 		require.Equal(t, done.Until, c.post(t, "/api/hold", `{"source":"one","for":"2m"}`).Until, "the one that ends last counts")
@@ -270,12 +231,21 @@ func TestCloseEndsAllChanges(t *testing.T) {
 			}
 		}()
 		time.Sleep(time.Minute)
-		require.NoError(t, c.Close())
+		stream := listen(t, c, "/api/events")
+		require.Equal(t, "hello", stream.next().name)
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close() }()
+		heard := ""
+		for e := stream.next(); e.name != "bye"; e = stream.next() {
+			heard += e.data
+		}
+		require.Contains(t, heard, "back to 50/s depth 9 (the inspector is closed)")
+		require.NoError(t, <-closed)
 		require.Equal(t, limits(t, "50/s depth 9"), s.Limits())
 		require.Equal(t, time.Minute, <-left)
 		require.Contains(t, c.log.String(), "limits 5/s depth 9 have ended; back to 50/s depth 9 (the inspector is closed)")
 		require.Contains(t, c.log.String(), "the hold has ended (the inspector is closed)")
-		require.Equal(t, http.StatusServiceUnavailable, c.call(http.MethodPost, "/api/limits", `{}`).Code)
+		require.Equal(t, http.StatusServiceUnavailable, c.send("/api/limits", `{}`).Code)
 		require.NoError(t, c.Close(), "Close may be called again")
 	})
 }
@@ -283,8 +253,7 @@ func TestCloseEndsAllChanges(t *testing.T) {
 func TestALineIsHeldAndReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s depth 9")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		start, left := time.Now(), make(chan time.Duration, 2)
 		wait := func() {
 			if s.Wait(t.Context()) == nil {
@@ -314,7 +283,7 @@ func TestALineIsHeldAndReleased(t *testing.T) {
 func TestTheHoldsOfOthersStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s depth 9")
-		c := newConsole(inspect.Of(s))
+		c := newConsole(t, inspect.Of(s))
 		start := time.Now()
 		s.Hold(2 * time.Minute)
 		done := c.post(t, "/api/hold", `{"source":"one","for":"30s"}`)
@@ -322,7 +291,7 @@ func TestTheHoldsOfOthersStay(t *testing.T) {
 		require.NoError(t, c.Close())
 		require.Equal(t, start.Add(2*time.Minute), s.Stats().HeldUntil)
 
-		c = newConsole(inspect.Of(s))
+		c = newConsole(t, inspect.Of(s))
 		defer c.Close()
 		c.post(t, "/api/release", `{"source":"one"}`)
 		c.post(t, "/api/hold", `{"source":"one","for":"30s"}`)
@@ -336,40 +305,12 @@ func TestTheHoldsOfOthersStay(t *testing.T) {
 func TestACapIsKeptByLimitsThatNameNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s inflight 3")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
 		require.Equal(t, limits(t, "5/s inflight 3"), s.Limits())
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s inflight 4","for":"10m"}`)
 		require.Equal(t, limits(t, "5/s inflight 4"), s.Limits())
 	})
-}
-
-func TestAReaderOfEventsIsToldOfAChangeAtOnce(t *testing.T) {
-	c := newConsole(inspect.Of(shaperOf(t, "50/s")))
-	server := httptest.NewServer(c)
-	defer server.Close()
-	defer c.Close()
-	r, err := http.Get(server.URL + "/api/events")
-	require.NoError(t, err)
-	defer func() { _ = r.Body.Close() }()
-	lines := bufio.NewScanner(r.Body)
-	next := func(event string) (told change) {
-		for lines.Scan() {
-			if lines.Text() == "event: "+event && lines.Scan() {
-				require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(lines.Text(), "data: ")), &told))
-				return told
-			}
-		}
-		require.Fail(t, "the stream has ended", "before the event %q", event)
-		return told
-	}
-	next("hello")
-	done := c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"1h"}`)
-	require.Equal(t, done, next("change"))
-	go c.Close()
-	require.Equal(t, "limits 5/s depth 0 have ended; back to 50/s depth 0 (the inspector is closed)", next("change").What)
-	next("bye")
 }
 
 // refused requires that an answer is an error, and returns its parameter and message.
@@ -418,10 +359,10 @@ func TestNothingCanBeChangedWithoutAProperToken(t *testing.T) {
 			require.Contains(t, i.log.String(), c.err)
 		}
 		for _, path := range []string{"/api/limits", "/api/reset", "/api/hold", "/api/release"} {
-			_, message := refused(t, http.StatusForbidden, i.call(http.MethodPost, path, valid, header("Authorization", "Bearer fifteen letters")))
+			_, message := refused(t, http.StatusForbidden, i.send(path, valid, header("Authorization", "Bearer fifteen letters")))
 			require.Contains(t, message, c.says)
 		}
-		require.Equal(t, http.StatusOK, i.call(http.MethodGet, "/api/buckets", "").Code, "the rest is served")
+		require.Equal(t, http.StatusOK, ask(i, "/api/buckets").Code, "the rest is served")
 		require.Equal(t, limits(t, "50/s"), s.Limits())
 		require.NoError(t, i.Close())
 	}
@@ -429,8 +370,7 @@ func TestNothingCanBeChangedWithoutAProperToken(t *testing.T) {
 
 func TestARequestThatMayNotChangeAnythingIsRefused(t *testing.T) {
 	s := shaperOf(t, "50/s")
-	c := newConsole(inspect.Of(s))
-	defer c.Close()
+	c := newConsole(t, inspect.Of(s))
 	for name, r := range map[string]struct {
 		status int
 		edit   func(*http.Request)
@@ -451,12 +391,12 @@ func TestARequestThatMayNotChangeAnythingIsRefused(t *testing.T) {
 		"no type":                                     {http.StatusUnsupportedMediaType, header("Content-Type")},
 		"a token in the query":                        {http.StatusBadRequest, func(r *http.Request) { r.URL.RawQuery = "token=x" }},
 	} {
-		w := c.call(http.MethodPost, "/api/limits", valid, r.edit)
+		w := c.send("/api/limits", valid, r.edit)
 		_, message := refused(t, r.status, w)
 		require.NotContains(t, w.Body.String(), token, name)
 		require.Equal(t, r.status == http.StatusUnauthorized, strings.HasPrefix(w.Header().Get("WWW-Authenticate"), "Bearer "), "%s: %s", name, message)
 	}
-	w := c.call(http.MethodGet, "/api/limits", "")
+	w := ask(c, "/api/limits")
 	refused(t, http.StatusMethodNotAllowed, w)
 	require.Equal(t, "POST", w.Header().Get("Allow"))
 	require.Equal(t, limits(t, "50/s"), s.Limits())
@@ -469,16 +409,14 @@ func TestARequestThatMayNotChangeAnythingIsRefused(t *testing.T) {
 		{header("Sec-Fetch-Site", "same-origin"), header("Origin", "http://localhost:8080")},
 		{header("Authorization", "bearer   "+token), header("Content-Type", "application/json; charset=utf-8")},
 	} {
-		require.Equal(t, http.StatusOK, c.call(http.MethodPost, "/api/limits", valid, edits...).Code)
+		require.Equal(t, http.StatusOK, c.send("/api/limits", valid, edits...).Code)
 	}
 }
 
 func TestAWrongBodyIsRefusedByTheNameOfItsField(t *testing.T) {
 	s := shaperOf(t, "50/s")
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
-	require.NoError(t, err)
-	defer g.Close()
-	c := newConsole(inspect.Of(s))
+	g := groupOf(t, "1/s")
+	c := newConsole(t, inspect.Of(s))
 	c.Add("many", inspect.OfGroup(g))
 	defer c.Close()
 	for _, r := range []struct {
@@ -524,7 +462,7 @@ func TestAWrongBodyIsRefusedByTheNameOfItsField(t *testing.T) {
 		{413, "limits", `{"source":"` + strings.Repeat("x", 64<<10) + `"}`, "", "larger than 65536 bytes"},
 		{413, "limits", strings.Repeat("[", 1<<20), "", "larger than 65536 bytes"},
 	} {
-		parameter, message := refused(t, r.status, c.call(http.MethodPost, "/api/"+r.path, r.body))
+		parameter, message := refused(t, r.status, c.send("/api/"+r.path, r.body))
 		require.Equal(t, r.parameter, parameter, "%.100s: %s", r.body, message)
 		require.Contains(t, message, r.contains, "%.100s", r.body)
 	}
@@ -545,14 +483,13 @@ func TestTheLogWarnsOfAShortToken(t *testing.T) {
 
 func TestTokensCannotBeTriedQuickly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newConsole(inspect.Of(shaperOf(t, "50/s")), inspect.WithHosts("shapers.internal"))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(shaperOf(t, "50/s")), inspect.WithHosts("shapers.internal"))
 		from := func(address string) func(*http.Request) {
 			return func(r *http.Request) { r.RemoteAddr = address }
 		}
 		wrong := header("Authorization", "Bearer 0123456789abcdef")
 		try := func(address string, edits ...func(*http.Request)) int {
-			return c.call(http.MethodPost, "/api/limits", valid, append(edits, from(address))...).Code
+			return c.send("/api/limits", valid, append(edits, from(address))...).Code
 		}
 		for range 50 {
 			require.Equal(t, http.StatusOK, try("192.0.2.1:4000"), "the right token spends nothing")
@@ -561,7 +498,7 @@ func TestTokensCannotBeTriedQuickly(t *testing.T) {
 			require.Equal(t, http.StatusUnauthorized, try("192.0.2.1:4000", wrong))
 		}
 		// From now on nothing that this address sends tells it whether a token is right.
-		w := c.call(http.MethodPost, "/api/limits", valid, wrong, from("192.0.2.1:4001"))
+		w := c.send("/api/limits", valid, wrong, from("192.0.2.1:4001"))
 		refused(t, http.StatusTooManyRequests, w)
 		require.Equal(t, "1", w.Header().Get("Retry-After"))
 		require.Equal(t, http.StatusTooManyRequests, try("192.0.2.1:4001"))
@@ -587,10 +524,8 @@ func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 	require.NoError(t, err)
 	shown := regexp.MustCompile(`--json '(.*)' http://127\.0\.0\.1:6060(/api/v1/\w+)\n`).FindAllStringSubmatch(string(guide), -1)
 	require.Len(t, shown, 5)
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
-	require.NoError(t, err)
-	defer g.Close()
-	c := newConsole(inspect.Of(shaperOf(t, "50/s depth 100")))
+	g := groupOf(t, "1/s")
+	c := newConsole(t, inspect.Of(shaperOf(t, "50/s depth 100")))
 	c.Add("upstream", inspect.Of(shaperOf(t, "50/s depth 100")))
 	c.Add("clients", inspect.OfGroup(g))
 	defer c.Close()
@@ -602,8 +537,7 @@ func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 
 // The document says which fields a body has, and which of them it must have.
 func TestTheDocumentedFieldsAreThoseThatAreTaken(t *testing.T) {
-	c := newConsole(inspect.Of(shaperOf(t, "50/s")))
-	defer c.Close()
+	c := newConsole(t, inspect.Of(shaperOf(t, "50/s")))
 	var doc struct {
 		Paths map[string]struct {
 			Post *struct {
@@ -618,7 +552,7 @@ func TestTheDocumentedFieldsAreThoseThatAreTaken(t *testing.T) {
 			}
 		}
 	}
-	require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/openapi.json", "").Body.Bytes(), &doc))
+	told(t, c, "/api/openapi.json", &doc)
 	paths := 0
 	for path, operations := range doc.Paths {
 		if operations.Post == nil {
@@ -627,7 +561,7 @@ func TestTheDocumentedFieldsAreThoseThatAreTaken(t *testing.T) {
 		paths++
 		of := operations.Post.RequestBody.Content["application/json"].Schema
 		for _, name := range []string{"source", "key", "id", "limits", "for", "who", "until"} {
-			parameter, message := refused(t, http.StatusBadRequest, c.call(http.MethodPost, path, fmt.Sprintf(`{%q:1}`, name)))
+			parameter, message := refused(t, http.StatusBadRequest, c.send(path, fmt.Sprintf(`{%q:1}`, name)))
 			require.Equal(t, name, parameter)
 			_, documented := of.Properties[name]
 			require.Contains(t, message, map[bool]string{true: "must be a string", false: "is not a field here"}[documented], "%s of %s", name, path)
@@ -641,7 +575,7 @@ func TestTheDocumentedFieldsAreThoseThatAreTaken(t *testing.T) {
 			}
 			body, err := json.Marshal(fields)
 			require.NoError(t, err)
-			parameter, _ := refused(t, http.StatusBadRequest, c.call(http.MethodPost, path, string(body)))
+			parameter, _ := refused(t, http.StatusBadRequest, c.send(path, string(body)))
 			require.Equal(t, missing, parameter, path)
 		}
 	}

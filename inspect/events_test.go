@@ -15,13 +15,6 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-func shaperOf(t *testing.T, text string, opts ...shaper.Option) *shaper.Shaper {
-	t.Helper()
-	s, err := shaper.New(limits(t, text), opts...)
-	require.NoError(t, err)
-	return s
-}
-
 // burst lets n calls come at once, whatever becomes of them.
 func burst(s *shaper.Shaper, n int) {
 	for range n {
@@ -36,9 +29,7 @@ func TestAStreamShowsABurstDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		s := shaperOf(t, "4/s depth 9")
-		i := inspect.New(inspect.WithTitle("demo"))
-		defer i.Close()
-		i.Add("one", inspect.Of(s))
+		i := show(t, "one", inspect.Of(s), inspect.WithTitle("demo"))
 		time.Sleep(30 * time.Millisecond) // Samples are taken at whole tenths of a second.
 		burst(s, 13)
 		time.Sleep(510 * time.Millisecond)
@@ -111,9 +102,7 @@ func TestAStreamShowsABurstDrain(t *testing.T) {
 func TestAFastBurstIsSeenAsABurstAndAnEvenBand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "200/s depth 100")
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(s))
+		i := show(t, "one", inspect.Of(s))
 		time.Sleep(2*time.Second + 52*time.Millisecond)
 		burst(s, 90)
 		time.Sleep(8 * time.Second)
@@ -139,9 +128,7 @@ func TestAFastBurstIsSeenAsABurstAndAnEvenBand(t *testing.T) {
 func TestTheHistoryIsOfTheLastMinuteAndTheLastHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
 		time.Sleep(61*time.Minute + time.Millisecond)
 		past := pastOf(t, i, "/api/events")
 		require.Len(t, past.Points, 600)
@@ -164,9 +151,7 @@ func TestTheHistoryIsOfTheLastMinuteAndTheLastHour(t *testing.T) {
 func TestTheHealthOfEachSourceIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "1/s depth 3")
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(s))
+		i := show(t, "one", inspect.Of(s))
 		r := listen(t, i, "/api/events")
 		require.Equal(t, "hello", r.next().name)
 		time.Sleep(50 * time.Millisecond)
@@ -202,9 +187,7 @@ func pastOf(t *testing.T, i *inspect.Inspector, target string) (past struct {
 func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, "1/min depth 5")
-		i := inspect.New()
-		defer i.Close()
-		i.Add("many", inspect.OfGroup(g))
+		i := show(t, "many", inspect.OfGroup(g))
 		points := func() int {
 			return len(pastOf(t, i, "/api/events?source=many&key=a").Points)
 		}
@@ -221,9 +204,7 @@ func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
 func TestAFrameOfABucketHasTheTotalsOfItsSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, "1/min depth 9")
-		i := inspect.New()
-		defer i.Close()
-		i.Add("many", inspect.OfGroup(g))
+		i := show(t, "many", inspect.OfGroup(g))
 		time.Sleep(2*time.Second + time.Millisecond)
 		type totals struct{ Arrivals, Departures, Refusals, Abandoned, Waiting float64 }
 		type both struct {
@@ -252,9 +233,7 @@ func TestAFrameOfABucketHasTheTotalsOfItsSource(t *testing.T) {
 func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, "1/s burst 2 depth 5")
-		i := inspect.New()
-		defer i.Close()
-		i.Add("many", inspect.OfGroup(g))
+		i := show(t, "many", inspect.OfGroup(g))
 		for range 5 {
 			g.Allow("a")
 		}
@@ -284,11 +263,8 @@ func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 // string is known from scans alone.
 func TestAStreamOfAKeyThatIsNotAStringOutlivesTheScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return limits(t, "1 per 1h depth 5"), nil })
-		require.NoError(t, err)
-		i := inspect.New()
-		defer i.Close()
-		i.Add("many", inspect.OfGroup(g))
+		g := keyedBy[int](t, "1 per 1h depth 5")
+		i := show(t, "many", inspect.OfGroup(g))
 		require.True(t, g.Allow(7))
 		r := listen(t, i, "/api/events?source=many&key=7")
 		for range 100 {
@@ -309,9 +285,7 @@ func TestAStreamOfAKeyThatIsNotAStringOutlivesTheScan(t *testing.T) {
 // it has missed.
 func TestASlowReaderGetsTheLatestFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
 		r := listen(t, i, "/api/events")
 		var f frame
 		r.until("frame", &f)
@@ -329,27 +303,12 @@ func TestASlowReaderGetsTheLatestFrame(t *testing.T) {
 
 func TestAReaderThatTakesNothingIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
 		r := listen(t, i, "/api/events")
 		var f frame
 		r.until("frame", &f)
 		began := time.Now()
 		<-r.ended
 		require.Equal(t, 10*time.Second+100*time.Millisecond, time.Since(began))
-	})
-}
-
-func TestAClosedTabLeavesNothingBehind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-		for range 300 { // more than there may be at once
-			r := listen(t, i, "/api/events")
-			require.Equal(t, "hello", r.next().name)
-			r.leave()
-		}
 	})
 }

@@ -146,7 +146,7 @@ func TestTheTableIsExported(t *testing.T) {
 		lines, err := csv.NewReader(w.Body).ReadAll()
 		require.NoError(t, err)
 		var l struct{ Buckets []map[string]any }
-		require.NoError(t, json.Unmarshal(ask(i, "/api/v1/buckets"+query).Body.Bytes(), &l))
+		told(t, i, "/api/v1/buckets"+query, &l)
 		require.Len(t, lines, 1+len(l.Buckets))
 		require.ElementsMatch(t, slices.Collect(maps.Keys(l.Buckets[0])), lines[0])
 		for k, b := range l.Buckets {
@@ -187,8 +187,7 @@ func TestAnExportThatNobodyReadsIsCutOff(t *testing.T) {
 
 // A key comes from a client. A spreadsheet must not run it.
 func TestAKeyIsNoFormula(t *testing.T) {
-	i := inspect.New()
-	defer i.Close()
+	i := blank(t)
 	g := groupOf(t, "1 per 10d depth 5")
 	keys := []string{"=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a=1", `say "hi", you`}
 	for _, key := range keys {
@@ -208,9 +207,7 @@ func TestAKeyIsNoFormula(t *testing.T) {
 }
 
 func TestAWrongParameterIsNamed(t *testing.T) {
-	i := inspect.New()
-	defer i.Close()
-	i.Add("one", inspect.OfGroup(groupOf(t, "1/s")))
+	i := show(t, "one", inspect.OfGroup(groupOf(t, "1/s")))
 	long := strings.Repeat("x", 1000)
 	for _, test := range []struct {
 		target, parameter, value, message string
@@ -271,8 +268,7 @@ func TestAWrongParameterIsNamed(t *testing.T) {
 }
 
 func TestAnotherMethodIsNotAllowed(t *testing.T) {
-	i := inspect.New()
-	defer i.Close()
+	i := blank(t)
 	for _, target := range []string{"/", "/web/x", "/api/buckets", "/api/buckets/a/b", "/api/line/a/b", "/api/top", "/api/events"} {
 		for _, method := range []string{http.MethodPost, http.MethodDelete, http.MethodOptions, "BREW"} {
 			w := recorded(i, request(method, target))
@@ -285,21 +281,17 @@ func TestAnotherMethodIsNotAllowed(t *testing.T) {
 // While the list is not fresh, going by time alone must not put a full bucket below an empty one.
 func TestAStaleListIsInTheOrderOfWhatItShows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+		g := groupBy(t, func(key string) (shaper.Limits, error) {
 			if strings.HasPrefix(key, "fast") {
 				return shaper.Limits{Rate: 1000, Burst: 100}, nil
 			}
 			return shaper.Limits{Rate: 1e-3, Burst: 1000}, nil
 		})
-		require.NoError(t, err)
-		defer g.Close()
 		for k, n := range []int{98, 50, 2} {
 			require.True(t, g.AllowN(fmt.Sprint("fast ", k), n))
 			require.True(t, g.AllowN(fmt.Sprint("slow ", k), n))
 		}
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.OfGroup(g))
+		i := show(t, "one", inspect.OfGroup(g))
 		for range 9 { // The scan of the first time is shown for a second.
 			for _, sort := range []string{"-fill", "fill", "-level", "level"} {
 				shown := listOf(t, i, "sort="+sort).Buckets
@@ -329,9 +321,7 @@ func TestBucketsOfSeveralSourcesAreComparedAtOneInstant(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, early.AllowN(50))
 		require.True(t, late.AllowN(51))
-		i := inspect.New()
-		defer i.Close()
-		i.Add("early", inspect.Of(early))
+		i := show(t, "early", inspect.Of(early))
 		i.Add("late", inspect.Of(late))
 		listOf(t, i, "source=early")
 		time.Sleep(900 * time.Millisecond)
@@ -384,14 +374,13 @@ type herd struct {
 
 func newHerd(t *testing.T, seed uint64) *herd {
 	h := &herd{t: t, random: rand.New(rand.NewPCG(seed, 14))}
-	g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+	g := groupBy(t, func(key string) (shaper.Limits, error) {
 		if strings.HasPrefix(key, "goes") {
 			return shaper.Limits{Rate: 2}, nil // It is drained and deleted in half a second.
 		}
 		rates := []rate.Limit{1e-3, 3e-4, 1e-4}
 		return shaper.Limits{Rate: rates[len(key)%3], Burst: 1 + len(key)%5, Depth: 3}, nil
 	})
-	require.NoError(t, err)
 	h.g = g
 	for k := range 60 {
 		key := fmt.Sprintf("stays %d%s", k, strings.Repeat("x", h.random.IntN(7)))
@@ -435,8 +424,7 @@ func TestPagingIsRightWhileKeysComeAndGo(t *testing.T) {
 }
 
 func pageThrough(t *testing.T, h *herd, sort string) {
-	i := inspect.New()
-	defer i.Close()
+	i := blank(t)
 	s, err := shaper.New(shaper.Limits{Rate: 1e-4, Burst: 5})
 	require.NoError(t, err)
 	require.True(t, s.AllowN(3))
@@ -475,9 +463,7 @@ func TestACursorOfAnotherOrderIsRefused(t *testing.T) {
 	g := groupOf(t, "1/d")
 	g.Allow("a")
 	g.Allow("b")
-	i := inspect.New()
-	defer i.Close()
-	i.Add("one", inspect.OfGroup(g))
+	i := show(t, "one", inspect.OfGroup(g))
 	first := listOf(t, i, "sort=key&limit=1")
 	require.NotNil(t, first.Next)
 	require.Equal(t, []string{"b"}, listOf(t, i, "sort=key&limit=1&cursor="+*first.Next).keys())

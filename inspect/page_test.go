@@ -31,8 +31,7 @@ func get(t *testing.T, url string) (*http.Response, string) {
 
 // The script says the same of them, in a browser.
 func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 0.001}, nil })
-	require.NoError(t, err)
+	g := groupOf(t, "1 per 1000s")
 	u, err := shaper.New(shaper.Limits{Rate: 1})
 	require.NoError(t, err)
 	i := inspect.New()
@@ -58,8 +57,7 @@ func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
 }
 
 func TestThePageHasItsTableWithoutAScript(t *testing.T) {
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 0.001}, nil })
-	require.NoError(t, err)
+	g := groupOf(t, "1 per 1000s")
 	for range 2 {
 		g.Allow("<i>/..")
 		g.Allow("elsewhere")

@@ -1,7 +1,6 @@
 package inspect_test
 
 import (
-	"encoding/json"
 	"math"
 	"net/http"
 	"strings"
@@ -58,12 +57,9 @@ func sample() inspect.Quota {
 }
 
 func TestAQuotaIsToldWithTheLine(t *testing.T) {
-	doc := readDocument(t)
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "4/s depth 9")
-		defer s.Close()
-		i := inspect.New()
-		defer i.Close()
+		i := blank(t)
 		var asked atomic.Int64
 		i.Add("openai", inspect.OfQuota(s, func(teams int) inspect.Quota {
 			asked.Add(1)
@@ -73,13 +69,8 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		require.Zero(t, asked.Load(), "nobody looks")
 
-		w := ask(i, "/api/v1/quota/openai/?teams=1")
-		require.Equal(t, http.StatusOK, w.Code, w.Body)
-		var value any
-		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
-		require.NoError(t, doc.check(doc.Paths["/api/v1/quota/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema, value, "quota"))
 		var got quota
-		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got))
+		told(t, i, "/api/v1/quota/openai/?teams=1", &got)
 		require.Equal(t, "openai", got.Provider)
 		require.Equal(t, 0.2, got.Parts[0].Share)
 		require.Equal(t, 0.75, got.Parts[1].Share)
@@ -96,7 +87,7 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 		for e.name != "detail" {
 			e = r.next()
 		}
-		checkEvent(t, doc, doc.Paths["/api/v1/events"]["get"].Events, e)
+		checkEvent(t, e)
 		before := asked.Load()
 		require.EqualValues(t, 1, before)
 		others := listen(t, i, "/api/v1/events?source=openai")
@@ -119,12 +110,10 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 
 // What the program tells may be anything. What the page is told is bounded, and has numbers only.
 func TestAQuotaThatMakesNoSenseIsToldAsWellAsItGoes(t *testing.T) {
-	doc := readDocument(t)
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "4/s depth 9")
-		defer s.Close()
 		broken := false
-		c := newConsole(inspect.OfQuota(s, func(teams int) inspect.Quota {
+		c := newConsole(t, inspect.OfQuota(s, func(teams int) inspect.Quota {
 			if broken {
 				panic("oh")
 			}
@@ -135,13 +124,8 @@ func TestAQuotaThatMakesNoSenseIsToldAsWellAsItGoes(t *testing.T) {
 			return strange
 		}))
 		defer c.Close()
-		w := ask(c, "/api/v1/quota/one/")
-		require.Equal(t, http.StatusOK, w.Code)
-		var value any
-		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
-		require.NoError(t, doc.check(doc.Paths["/api/v1/quota/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema, value, "quota"))
 		var got quota
-		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got))
+		told(t, c, "/api/v1/quota/one/", &got)
 		require.Zero(t, got.Level)
 		require.Nil(t, got.Scarcest)
 		require.Len(t, got.Parts, 8)

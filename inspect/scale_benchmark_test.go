@@ -24,13 +24,12 @@ const manyKeys = 100_000
 
 // manyBuckets makes a Group with that many buckets that last, of 100 kinds.
 func manyBuckets(b *testing.B) *shaper.Group[string] {
-	g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+	g := groupBy(b, func(key string) (shaper.Limits, error) {
 		if strings.HasPrefix(key, "line") {
 			return shaper.Limits{Rate: 10, Depth: 10}, nil
 		}
 		return shaper.Limits{Rate: 1e-4, Burst: 2 + len(key)%5*20, Depth: len(key)}, nil
 	}, shaper.WithMaxKeys(manyKeys+1000))
-	require.NoError(b, err)
 	for k := range manyKeys {
 		key := fmt.Sprintf("message_send/%06d/%0*d", k*7919%manyKeys, k%20, 0)
 		for range 1 + k%3 {
@@ -47,9 +46,7 @@ func manyBuckets(b *testing.B) *shaper.Group[string] {
 func BenchmarkScan(b *testing.B) {
 	g := manyBuckets(b)
 	b.ReportAllocs()
-	i := inspect.New()
-	defer i.Close()
-	i.Add("many", inspect.OfGroup(g))
+	i := show(b, "many", inspect.OfGroup(g))
 	for range 3 {
 		ask(i, "/api/buckets")
 		time.Sleep(1100 * time.Millisecond)
@@ -69,9 +66,7 @@ func BenchmarkScan(b *testing.B) {
 func BenchmarkHeap(b *testing.B) {
 	empty := heap()
 	g := manyBuckets(b)
-	i := inspect.New()
-	defer i.Close()
-	i.Add("many", inspect.OfGroup(g))
+	i := show(b, "many", inspect.OfGroup(g))
 	alone := heap()
 	for b.Loop() {
 		b.ReportMetric(float64(alone-empty)/1e6, "MB-of-buckets")
@@ -99,9 +94,7 @@ func heap() int64 {
 // BenchmarkList is a list of 100,000 buckets that have just been scanned.
 func BenchmarkList(b *testing.B) {
 	g := manyBuckets(b)
-	i := inspect.New()
-	defer i.Close()
-	i.Add("many", inspect.OfGroup(g))
+	i := show(b, "many", inspect.OfGroup(g))
 	for _, query := range []string{"sort=key", "sort=-level", "sort=-refused&prefix=message_send/00", "sort=-fill&fill_gt=0.5&limit=1000"} {
 		b.Run(query, func(b *testing.B) {
 			b.ReportAllocs()

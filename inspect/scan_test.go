@@ -37,11 +37,8 @@ func (k slowKey) String() string {
 // Group do not wait for it.
 func TestAllWhoLookShareAScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(slowKey) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
-		require.NoError(t, err)
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.OfGroup(g))
+		g := keyedBy[slowKey](t, "1 per 10000s")
+		i := show(t, "one", inspect.OfGroup(g))
 		for k := range slowKey(3) {
 			require.True(t, g.Allow(k))
 		}
@@ -73,9 +70,7 @@ func TestAllWhoLookShareAScan(t *testing.T) {
 func TestAScanIsASecondOldAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, "1/d")
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.OfGroup(g))
+		i := show(t, "one", inspect.OfGroup(g))
 		require.Empty(t, listOf(t, i, "").Buckets)
 		g.Allow("a")
 		time.Sleep(time.Second - 1)
@@ -92,9 +87,7 @@ func TestAScanIsASecondOldAtMost(t *testing.T) {
 func TestRefusingEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, "1/d")
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.OfGroup(g))
+		i := show(t, "one", inspect.OfGroup(g))
 		refusing := func() bool {
 			l := listOf(t, i, "")
 			require.Contains(t, ask(i, "/api/buckets/one/a").Body.String(), fmt.Sprintf(`"refusing":%v`, l.Buckets[0].Refusing))
@@ -121,9 +114,7 @@ func TestRefusingEnds(t *testing.T) {
 func TestAPanicOfExplainEndsNothing(t *testing.T) {
 	g := groupOf(t, "1/d")
 	g.Allow("a")
-	i := inspect.New(inspect.WithLogger(slog.New(slog.DiscardHandler)))
-	defer i.Close()
-	i.Add("one", inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { panic("oh") })))
+	i := show(t, "one", inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { panic("oh") })), inspect.WithLogger(slog.New(slog.DiscardHandler)))
 	w := ask(i, "/api/buckets/one/a")
 	require.Equal(t, http.StatusOK, w.Code)
 	require.Contains(t, w.Body.String(), `"rule":null`)
@@ -150,8 +141,7 @@ func (stuckKey) GoString() string {
 // Frames, details and Close must not wait for a method of a key.
 func TestAKeyWhoseMethodHangsHoldsUpListsOnly(t *testing.T) {
 	stuck, unstick = make(chan struct{}), make(chan struct{})
-	g, err := shaper.NewGroup(func(stuckKey) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
-	require.NoError(t, err)
+	g := keyedBy[stuckKey](t, "1 per 10000s")
 	require.True(t, g.Allow(1))
 	require.True(t, g.Allow(2))
 	i := inspect.New()
@@ -203,12 +193,9 @@ func (k quittingKey) String() string {
 
 func TestAScanThatDoesNotReturnHoldsUpNoLaterOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(quittingKey) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
-		require.NoError(t, err)
+		g := keyedBy[quittingKey](t, "1 per 10000s")
 		require.True(t, g.Allow(1))
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.OfGroup(g))
+		i := show(t, "one", inspect.OfGroup(g))
 		quitting.Store(true)
 		var asking sync.WaitGroup
 		asking.Go(func() { ask(i, "/api/buckets") })
@@ -275,49 +262,16 @@ func TestLookingOnWhileAGroupChanges(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// A key that was refused long ago and is admitted now is not refusing, though a scan meets it for
-// the first time.
-func TestAnAdmittedCallIsNotTakenForARefusal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1 per 10s burst 2")
-		for _, key := range []string{"a", "b"} {
-			require.True(t, g.AllowN(key, 2))
-			require.False(t, g.Allow(key))
-		}
-		time.Sleep(15 * time.Second)
-		require.True(t, g.Allow("a"))
-		require.True(t, g.Allow("b"))
-		require.False(t, g.AllowN("b", 2))
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.OfGroup(g))
-		refusing := listOf(t, i, "refusing=true")
-		require.Equal(t, []string{"b"}, refusing.keys())
-		for range 100 { // More refusals than are remembered one by one must not change what is told of a.
-			g.AllowN("b", 2)
-		}
-		require.Contains(t, ask(i, "/api/buckets/one/a").Body.String(), `"refusing":false`)
-		time.Sleep(8 * time.Second)
-		require.Equal(t, []string{"b"}, listOf(t, i, "refusing=true").keys())
-		time.Sleep(time.Minute + 3*time.Second) // What scans remember is forgotten.
-		require.Empty(t, listOf(t, i, "refusing=true").keys())
-	})
-}
-
 // Whoever looks at 100,000 keys again and again must not need their memory again and again: a row
 // has 112 bytes, and one scan is kept.
 func TestListsTakeLittleMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 10_000
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4, Depth: 5}, nil }, shaper.WithMaxKeys(2*keys))
-		require.NoError(t, err)
-		defer g.Close()
+		g := groupOf(t, "1 per 10000s depth 5", shaper.WithMaxKeys(2*keys))
 		for k := range keys {
 			g.Allow(fmt.Sprintf("message_send/%06d", k))
 		}
-		i := inspect.New()
-		defer i.Close()
-		i.Add("many", inspect.OfGroup(g))
+		i := show(t, "many", inspect.OfGroup(g))
 		before := heap()
 		for n := range 5 {
 			require.Equal(t, http.StatusOK, ask(i, "/api/v1/buckets?sort=-level").Code)

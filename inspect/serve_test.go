@@ -29,20 +29,44 @@ const (
 func serve(t *testing.T, i *inspect.Inspector) string {
 	server := httptest.NewServer(i)
 	t.Cleanup(server.Close)
-	t.Cleanup(func() { require.NoError(t, i.Close()) })
+	t.Cleanup(func() { require.NoError(t, i.Close()) }) // first, as the server waits for its streams
 	return server.URL
 }
 
-// request returns a request of a client of the same machine.
-func request(method, target string) *http.Request {
+// request returns a request of a client of the same machine, with changes made to it.
+func request(method, target string, edits ...func(*http.Request)) *http.Request {
 	r := httptest.NewRequest(method, target, nil)
-	r.Host, r.RemoteAddr = "localhost:6060", "127.0.0.1:50000"
+	r.Host, r.RemoteAddr = "localhost:8080", "127.0.0.1:4000"
+	for _, edit := range edits {
+		edit(r)
+	}
+	return r
+}
+
+// command returns a request that changes something, with changes made to it.
+func command(path, body string, edits ...func(*http.Request)) *http.Request {
+	r := request(http.MethodPost, path)
+	r.Body = io.NopCloser(strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Authorization", "Bearer "+token)
+	for _, edit := range edits {
+		edit(r)
+	}
 	return r
 }
 
 // ask returns the answer to a GET request, without a network.
-func ask(i http.Handler, target string) *httptest.ResponseRecorder {
-	return recorded(i, request(http.MethodGet, target))
+func ask(i http.Handler, target string, edits ...func(*http.Request)) *httptest.ResponseRecorder {
+	return recorded(i, request(http.MethodGet, target, edits...))
+}
+
+// told reads the answer to a GET request into value. It must be as the document of the API says.
+func told(t *testing.T, i http.Handler, target string, value any) {
+	t.Helper()
+	w := ask(i, target)
+	require.Equal(t, http.StatusOK, w.Code, "%s: %s", target, w.Body)
+	requireDescribed(t, "get", target, w)
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), value))
 }
 
 func recorded(i http.Handler, r *http.Request) *httptest.ResponseRecorder {
@@ -64,6 +88,22 @@ type bucket struct {
 	DryRun                       bool     `json:"dry_run"`
 	Departed, Refused, Abandoned uint64
 	Refusing                     bool
+
+	QueueFull   uint64 `json:"queue_full"`
+	TooLate     uint64 `json:"too_late"`
+	TooCostly   uint64 `json:"too_costly"`
+	Closed      uint64
+	Unavailable uint64
+	Shared      *struct {
+		State    string
+		Error    *string
+		Held     int64
+		Failures uint64
+	}
+	Override *struct {
+		From, Until time.Time
+		Who, Before string
+	}
 }
 
 type list struct {
@@ -71,6 +111,7 @@ type list struct {
 		Name, Kind string
 		Keys       int
 		Closed     bool
+		Shared     *struct{ State string }
 	}
 	Matched int
 	Buckets []bucket
@@ -100,13 +141,55 @@ func listIn(t *testing.T, w *httptest.ResponseRecorder) (l list) {
 	return l
 }
 
-// groupOf makes a Group whose limits are the same for all keys.
-func groupOf(t *testing.T, text string, opts ...shaper.GroupOption) *shaper.Group[string] {
+// blank returns an Inspector without a source, until the test ends.
+func blank(t testing.TB, opts ...inspect.Option) *inspect.Inspector {
+	i := inspect.New(opts...)
+	t.Cleanup(func() { require.NoError(t, i.Close()) })
+	return i
+}
+
+// show returns an Inspector that shows a source under a name, until the test ends.
+func show(t testing.TB, name string, source inspect.Source, opts ...inspect.Option) *inspect.Inspector {
+	i := blank(t, opts...)
+	i.Add(name, source)
+	return i
+}
+
+func limits(t testing.TB, text string) shaper.Limits {
+	t.Helper()
+	l, err := shaper.ParseLimits(text)
+	require.NoError(t, err)
+	return l
+}
+
+func shaperOf(t testing.TB, text string, opts ...shaper.Option) *shaper.Shaper {
+	t.Helper()
+	s, err := shaper.New(limits(t, text), opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// groupBy makes a Group with a limits function.
+func groupBy[K comparable](t testing.TB, of func(K) (shaper.Limits, error), opts ...shaper.GroupOption) *shaper.Group[K] {
+	t.Helper()
+	g, err := shaper.NewGroup(of, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, g.Close()) })
+	return g
+}
+
+// keyedBy makes a Group with keys of a type, whose limits are the same for all keys.
+func keyedBy[K comparable](t testing.TB, text string, opts ...shaper.GroupOption) *shaper.Group[K] {
 	t.Helper()
 	l := limits(t, text)
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
-	require.NoError(t, err)
-	return g
+	return groupBy(t, func(K) (shaper.Limits, error) { return l, nil }, opts...)
+}
+
+// groupOf makes a Group whose limits are the same for all keys.
+func groupOf(t testing.TB, text string, opts ...shaper.GroupOption) *shaper.Group[string] {
+	t.Helper()
+	return keyedBy[string](t, text, opts...)
 }
 
 // lineUp lets n calls with a key wait until the test ends, in a bubble.
@@ -142,7 +225,7 @@ func (w streamWriter) WriteHeader(status int) { w.r.status = status }
 func (w streamWriter) FlushError() error      { return nil }
 
 // listen begins to read a stream.
-func listen(t *testing.T, i *inspect.Inspector, target string) *reader {
+func listen(t *testing.T, i http.Handler, target string) *reader {
 	ctx, cancel := context.WithCancel(t.Context())
 	client, server := net.Pipe()
 	r := &reader{t: t, events: bufio.NewScanner(client), conn: client, cancel: cancel, ended: make(chan struct{}), header: http.Header{}}

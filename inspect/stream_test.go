@@ -21,9 +21,7 @@ import (
 
 func TestStreamsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
 		var readers []*reader
 		for range 256 {
 			r := listen(t, i, "/api/events")
@@ -101,8 +99,7 @@ func TestCloseDoesNotHangBehindAWriterWithoutDeadlines(t *testing.T) {
 
 func TestReportsAndNewSourcesAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
+		i := blank(t)
 		one := shaperOf(t, "4/s")
 		i.Add("one", inspect.Of(one))
 		r := listen(t, i, "/api/events")
@@ -141,9 +138,7 @@ func TestReportsAndNewSourcesAreTold(t *testing.T) {
 }
 
 func TestTwoSourcesOfOneNameAreAMistake(t *testing.T) {
-	i := inspect.New()
-	defer i.Close()
-	i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+	i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
 	require.PanicsWithValue(t, `inspect: there is a source named "one" already`, func() { i.Add("one", inspect.Of(shaperOf(t, "4/s"))) })
 	require.Panics(t, func() { i.Add("", inspect.Of(shaperOf(t, "4/s"))) })
 	require.Panics(t, func() { i.Add("two", nil) })
@@ -186,8 +181,7 @@ func outlives(t *testing.T, timeout time.Duration) bool {
 
 func TestARemovedSourceIsShownNoLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
+		i := blank(t)
 		one, two := groupOf(t, "4/s"), groupOf(t, "4/s")
 		one.Allow("a")
 		two.Allow("b")
@@ -226,9 +220,7 @@ func TestARemovedSourceIsShownNoLonger(t *testing.T) {
 // have each of its points twice.
 func TestASourceInThePlaceOfTheOnlyOneIsSampledOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
 		synctest.Wait()
 		i.Remove("one")
 		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
@@ -244,8 +236,7 @@ func TestASourceInThePlaceOfTheOnlyOneIsSampledOnce(t *testing.T) {
 func TestChangesOfARemovedSourceEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s depth 100")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		other := shaperOf(t, "50/s depth 100")
 		c.Add("other", inspect.Of(other))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
@@ -261,9 +252,7 @@ func TestChangesOfARemovedSourceEnd(t *testing.T) {
 
 func TestRecordingsOfARemovedSourceEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
 		require.Equal(t, http.StatusOK, ask(i, "/api/what-if?source=one&limits=2/s").Code)
 		i.Remove("one")
 		synctest.Wait()
@@ -280,9 +269,7 @@ func TestLinksOfThePageAreRelative(t *testing.T) {
 	for n := range 100 {
 		g.Allow(strconv.Itoa(n))
 	}
-	i := inspect.New()
-	defer i.Close()
-	i.Add("one", inspect.OfGroup(g))
+	i := show(t, "one", inspect.OfGroup(g))
 	for _, target := range []string{"/", "/?limit=10&source=one&key=7", "/?limit=10&cursor=" + url.QueryEscape(*listOf(t, i, "limit=10&sort=-waiting").Next)} {
 		page := ask(i, target)
 		require.Equal(t, http.StatusOK, page.Code, target)
@@ -296,16 +283,13 @@ func TestAHangingChangeOfARemovedSourceIsNotThatOfTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hangs atomic.Bool
 		blocked := make(chan struct{})
-		old, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+		old := groupBy(t, func(string) (shaper.Limits, error) {
 			if hangs.Load() {
 				<-blocked
 			}
 			return limits(t, "1/h burst 9"), nil
 		})
-		require.NoError(t, err)
-		defer old.Close()
-		c := newConsole(inspect.OfGroup(old))
-		defer c.Close()
+		c := newConsole(t, inspect.OfGroup(old))
 		defer close(blocked)
 		require.True(t, old.Allow("a"))
 		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"7/h","for":"10m"}`)
@@ -334,8 +318,7 @@ func TestAHangingChangeOfARemovedSourceIsNotThatOfTheNext(t *testing.T) {
 
 func TestAStreamThatBeganWithoutASourceStopsNoSampler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
+		i := blank(t)
 		empty := listen(t, i, "/api/events")
 		require.Equal(t, "hello", empty.next().name)
 		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
@@ -350,16 +333,13 @@ func TestWhatBeginsWhileItsSourceIsRemovedLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hangs atomic.Bool
 		blocked := make(chan struct{})
-		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+		g := groupBy(t, func(key string) (shaper.Limits, error) {
 			if key == "hangs" && hangs.Load() {
 				<-blocked
 			}
 			return limits(t, "1/h burst 9"), nil
 		})
-		require.NoError(t, err)
-		defer g.Close()
-		c := newConsole(inspect.OfGroup(g))
-		defer c.Close()
+		c := newConsole(t, inspect.OfGroup(g))
 		defer close(blocked)
 		require.True(t, g.Allow("hangs"))
 		require.True(t, g.Allow("a"))
@@ -377,9 +357,9 @@ func TestWhatBeginsWhileItsSourceIsRemovedLeavesNothing(t *testing.T) {
 			"/api/limits": `{"source":"one","key":"a","limits":"8/h","for":"10m"}`,
 			"/api/hold":   `{"source":"one","key":"a","for":"10m"}`,
 		} {
-			refused(t, http.StatusNotFound, c.call(http.MethodPost, path, change))
+			refused(t, http.StatusNotFound, c.send(path, change))
 		}
-		require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/what-if?source=one&key=a&limits=2/h", "").Code, "it is shown still")
+		require.Equal(t, http.StatusOK, ask(c, "/api/what-if?source=one&key=a&limits=2/h").Code, "it is shown still")
 		require.Equal(t, begun.Add(5*time.Second), <-removed)
 
 		st, _ := g.StatsOf("a")
@@ -388,6 +368,6 @@ func TestWhatBeginsWhileItsSourceIsRemovedLeavesNothing(t *testing.T) {
 		inForce, _ := c.recorded(t, "")
 		require.Empty(t, inForce)
 		require.Zero(t, c.Recordings(), "it keeps the latest requests of a bucket that nobody sees")
-		refused(t, http.StatusNotFound, c.call(http.MethodGet, "/api/what-if?source=one&key=a&limits=2/h", ""))
+		refused(t, http.StatusNotFound, ask(c, "/api/what-if?source=one&key=a&limits=2/h"))
 	})
 }

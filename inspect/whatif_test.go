@@ -31,7 +31,7 @@ type whatIf struct {
 	Notes     []string
 }
 
-// An outcome is as the API tells it. Its waits are NoWait if nothing departed.
+// An outcome is as the API tells it.
 type outcome struct {
 	Departed, Refused          int
 	QueueFull                  int `json:"queue_full"`
@@ -44,13 +44,15 @@ type outcome struct {
 	WaitMax                    wait `json:"wait_max_s"`
 }
 
-// A wait is in seconds; below 0: null.
+// A wait is in seconds; noWait: null.
 type wait float64
+
+const noWait wait = -1
 
 func (w *wait) UnmarshalJSON(text []byte) error {
 	var seconds *float64
 	err := json.Unmarshal(text, &seconds)
-	if *w = -1; seconds != nil {
+	if *w = noWait; seconds != nil {
 		*w = wait(*seconds)
 	}
 	return err
@@ -60,10 +62,7 @@ func (w *wait) UnmarshalJSON(text []byte) error {
 func (c console) whatIf(t *testing.T, key, limits string) (answer whatIf) {
 	t.Helper()
 	q := url.Values{"source": {"one"}, "limits": {limits}, "key": {key}}
-	w := c.call(http.MethodGet, "/api/what-if?"+q.Encode(), "")
-	require.Equal(t, http.StatusOK, w.Code, "%s", w.Body)
-	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
-	require.NotNil(t, answer.Notes)
+	told(t, c, "/api/what-if?"+q.Encode(), &answer)
 	for _, o := range []outcome{answer.Now, answer.Then} {
 		require.Equal(t, answer.Arrivals, o.Departed+o.Refused+o.Abandoned+o.Waiting, "each arrival counts once: %+v", o)
 		require.Equal(t, o.Refused, o.QueueFull+o.TooLate+o.TooCostly+o.Closed+o.Unavailable)
@@ -74,11 +73,10 @@ func (c console) whatIf(t *testing.T, key, limits string) (answer whatIf) {
 func TestWhatIfTellsABurstUnderOtherLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s depth 4")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		start := time.Now().UTC()
 		first := c.whatIf(t, "", "25/s depth 9")
-		none := outcome{WaitP50: -1, WaitP95: -1, WaitMax: -1}
+		none := outcome{WaitP50: noWait, WaitP95: noWait, WaitMax: noWait}
 		require.Equal(t, whatIf{
 			Limits: "25/s depth 9", InWords: first.InWords, Since: start, Now: none, Then: none, Notes: []string{},
 		}, first, "the recording begins with the first call")
@@ -113,16 +111,15 @@ func TestWhatIfTellsABurstUnderOtherLimits(t *testing.T) {
 // Else those who ask and go, again and again, would keep the replays of others waiting.
 func TestAReplayIsNotWaitedForByACallerThatHasGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newConsole(inspect.Of(shaperOf(t, "50/s")))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(shaperOf(t, "50/s")))
 		end := inspect.BeginReplay(c.Inspector)
 		ctx, cancel := context.WithCancel(t.Context())
 		var gone, stays sync.WaitGroup
 		gone.Go(func() {
-			c.call(http.MethodGet, "/api/what-if?source=one&limits=5/s", "", func(r *http.Request) { *r = *r.WithContext(ctx) })
+			ask(c, "/api/what-if?source=one&limits=5/s", func(r *http.Request) { *r = *r.WithContext(ctx) })
 		})
 		stays.Go(func() {
-			w := c.call(http.MethodGet, "/api/what-if?source=one&limits=5/s", "")
+			w := ask(c, "/api/what-if?source=one&limits=5/s")
 			if w.Code != http.StatusOK {
 				t.Errorf("the caller that stays is answered with status %d", w.Code)
 			}
@@ -138,8 +135,7 @@ func TestAReplayIsNotWaitedForByACallerThatHasGone(t *testing.T) {
 func TestARecordingEndsWhenNobodyAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "50/s")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		start := time.Now().UTC()
 		c.whatIf(t, "", "1/s")
 		time.Sleep(4 * time.Minute)
@@ -156,11 +152,8 @@ func TestARecordingEndsWhenNobodyAsks(t *testing.T) {
 // Whoever may read can ask about any keys, and must not take what-if away from the others.
 func TestTheRecordingOfLeastInterestGivesItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
-		require.NoError(t, err)
-		defer g.Close()
-		c := newConsole(inspect.OfGroup(g))
-		defer c.Close()
+		g := groupOf(t, "1/s")
+		c := newConsole(t, inspect.OfGroup(g))
 		for k := range 16 {
 			c.whatIf(t, fmt.Sprint("key/", k), "1/s")
 			time.Sleep(time.Second)
@@ -181,14 +174,14 @@ func TestTheRecordingOfLeastInterestGivesItsPlace(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.False(t, c.whatIf(t, "another/14", "1/s").Complete, "it has ended, as nobody asked for it")
 		require.NoError(t, c.Close())
-		require.Equal(t, http.StatusServiceUnavailable, c.call(http.MethodGet, "/api/what-if?source=one&key=k&limits=1/s", "").Code)
+		require.Equal(t, http.StatusServiceUnavailable, ask(c, "/api/what-if?source=one&key=k&limits=1/s").Code)
 	})
 }
 
 func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "1000/s depth 5 inflight 2")
-		c := newConsole(inspect.Of(s))
+		c := newConsole(t, inspect.Of(s))
 		c.whatIf(t, "", "1/s")
 		s.Hold(time.Hour)
 		notes := c.whatIf(t, "", "1/s").Notes
@@ -198,10 +191,8 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 		require.NoError(t, c.Close())
 	})
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(limits(t, "1/s"), shaper.WithDryRun())
-		require.NoError(t, err)
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		s := shaperOf(t, "1/s", shaper.WithDryRun())
+		c := newConsole(t, inspect.Of(s))
 		c.whatIf(t, "", "1/s")
 		for range 3 {
 			require.NoError(t, s.Wait(t.Context()))
@@ -212,12 +203,9 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 		require.Equal(t, 1, got.Then.QueueFull)
 	})
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{}, errors.New("no database") })
-		require.NoError(t, err)
-		defer g.Close()
-		c := newConsole(inspect.OfGroup(g))
-		defer c.Close()
-		require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/what-if?source=one&id=k&limits=1/s", "").Code)
+		g := groupBy(t, func(string) (shaper.Limits, error) { return shaper.Limits{}, errors.New("no database") })
+		c := newConsole(t, inspect.OfGroup(g))
+		require.Equal(t, http.StatusOK, ask(c, "/api/what-if?source=one&id=k&limits=1/s").Code)
 		require.False(t, g.Allow("k"))
 		require.Error(t, g.Wait(t.Context(), "k"))
 		got := c.whatIf(t, "k", "1/s")
@@ -229,8 +217,7 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 func TestMoreArrivalsThanAreKeptAreNotComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "1/s")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		require.True(t, s.Allow())
 		c.whatIf(t, "", "1/s")
 		time.Sleep(2 * time.Minute)
@@ -256,8 +243,7 @@ func TestMoreArrivalsThanAreKeptAreNotComplete(t *testing.T) {
 func TestCallsOfAClosedBucketAreRefusedUnderAnyLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, "1/s depth 9")
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		c.whatIf(t, "", "1/s")
 		for range 4 {
 			go s.Wait(t.Context())
@@ -273,10 +259,8 @@ func TestCallsOfAClosedBucketAreRefusedUnderAnyLimits(t *testing.T) {
 }
 
 func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
-	require.NoError(t, err)
-	defer g.Close()
-	c := newConsole(inspect.Of(shaperOf(t, "50/s")))
+	g := groupOf(t, "1/s")
+	c := newConsole(t, inspect.Of(shaperOf(t, "50/s")))
 	c.Add("many", inspect.OfGroup(g))
 	defer c.Close()
 	for _, r := range []struct {
@@ -296,13 +280,13 @@ func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
 		{400, "source=one&limits=1/s&key=&key=", "key", "more than once"},
 		{400, "source=one&limit=1/s", "limit", "not a parameter"},
 	} {
-		parameter, message := refused(t, r.status, c.call(http.MethodGet, "/api/what-if?"+r.query, ""))
+		parameter, message := refused(t, r.status, ask(c, "/api/what-if?"+r.query))
 		require.Equal(t, r.parameter, parameter, "%s: %s", r.query, message)
 		require.Contains(t, message, r.contains, r.query)
 	}
-	w := c.call(http.MethodGet, "/api/what-if?source=one&limits=1/s", "", header("Sec-Fetch-Site", "cross-site"))
+	w := ask(c, "/api/what-if?source=one&limits=1/s", header("Sec-Fetch-Site", "cross-site"))
 	refused(t, http.StatusForbidden, w)
-	refused(t, http.StatusMethodNotAllowed, c.call(http.MethodPost, "/api/what-if?source=one&limits=1/s", ""))
+	refused(t, http.StatusMethodNotAllowed, c.send("/api/what-if?source=one&limits=1/s", ""))
 }
 
 // One limits function that blocks must hang neither other questions nor Remove and Close. Here the
@@ -310,33 +294,31 @@ func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
 func TestALimitsFunctionThatBlocksHoldsUpNoWhatIf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		blocked := make(chan struct{})
-		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+		g := groupBy(t, func(key string) (shaper.Limits, error) {
 			if key == "blocks" {
 				<-blocked
 			}
 			return shaper.Limits{Rate: 1, Depth: 9}, nil
 		}, shaper.WithMaxKeys(1))
-		require.NoError(t, err)
-		defer g.Close()
 		for range 2 {
 			go g.Wait(t.Context(), "own")
 			go g.Wait(t.Context(), "shares")
 		}
 		synctest.Wait()
-		c := newConsole(inspect.OfGroup(g))
+		c := newConsole(t, inspect.OfGroup(g))
 		c.Add("two", inspect.OfGroup(g))
 		var asking sync.WaitGroup
 		asking.Go(func() {
-			c.call(http.MethodGet, "/api/what-if?source=one&key=blocks&limits=1/s", "")
+			ask(c, "/api/what-if?source=one&key=blocks&limits=1/s")
 		})
 		asking.Go(func() {
-			c.call(http.MethodPost, "/api/limits", `{"source":"one","key":"blocks","limits":"1/s","for":"1m"}`)
+			c.send("/api/limits", `{"source":"one","key":"blocks","limits":"1/s","for":"1m"}`)
 		})
 		synctest.Wait()
 		start := time.Now()
 		c.whatIf(t, "own", "1/s")
-		c.call(http.MethodGet, "/api/line/one/blocks", "")
-		c.call(http.MethodGet, "/api/buckets/one/blocks", "")
+		ask(c, "/api/line/one/blocks")
+		ask(c, "/api/buckets/one/blocks")
 		c.Remove("two")
 		require.Equal(t, start, time.Now())
 		c.Remove("one")
@@ -410,8 +392,7 @@ func playAndAsk(t *testing.T, under, limits string, l load, seed int) (answer wh
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := shaperOf(t, under)
-		c := newConsole(inspect.Of(s))
-		defer c.Close()
+		c := newConsole(t, inspect.Of(s))
 		var calls sync.WaitGroup
 		ctx, cancel := context.WithCancel(t.Context())
 		defer calls.Wait()
