@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"cmp"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -129,10 +130,7 @@ func appendAtMost[T any](most int, all []T, one T) []T {
 
 // current returns the changes that are in force, oldest first.
 func (l *ledger) current() []record {
-	all := []record{}
-	for _, r := range l.inForce {
-		all = append(all, r)
-	}
+	all := slices.AppendSeq([]record{}, maps.Values(l.inForce))
 	slices.SortFunc(all, func(a, b record) int { return a.From.Compare(b.From) })
 	return all
 }
@@ -159,14 +157,11 @@ func (i *Inspector) serveChanges(w http.ResponseWriter, _ *http.Request, q query
 		Past    []record  `json:"past"`
 	}{At: time.Now().UTC()}
 	i.mu.Lock()
-	answer.InForce, answer.Past = i.ledger.current(), slices.Clone(i.ledger.past)
+	answer.InForce, answer.Past = i.ledger.current(), append([]record{}, i.ledger.past...)
 	known := name == "" || i.sourceLocked(name) != nil
 	i.mu.Unlock()
 	slices.Reverse(answer.InForce)
 	slices.Reverse(answer.Past)
-	if answer.Past == nil {
-		answer.Past = []record{}
-	}
 	if name != "" {
 		of := func(r record) bool { return r.Source != name }
 		answer.InForce, answer.Past = slices.DeleteFunc(answer.InForce, of), slices.DeleteFunc(answer.Past, of)

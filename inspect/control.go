@@ -33,64 +33,20 @@ const (
 // maxWho is how long a caller's name for itself may be, in bytes.
 const maxWho = 100
 
-// serveLimits puts limits in force for a time.
-func (i *Inspector) serveLimits(w http.ResponseWriter, r *http.Request, _ query) error {
-	want, err := i.readCommand(w, r, "limits", "for")
-	if err != nil {
-		return err
+// changing returns a handler of requests that change a bucket, with the named fields.
+func changing(do func(*controller, command) (change, error), named ...string) func(*Inspector, http.ResponseWriter, *http.Request, query) error {
+	return func(i *Inspector, w http.ResponseWriter, r *http.Request, _ query) error {
+		want, err := i.readCommand(w, r, named)
+		if err != nil {
+			return err
+		}
+		done, err := do(i.controller, want)
+		if err != nil {
+			return err
+		}
+		writeJSON(w, http.StatusOK, done)
+		return nil
 	}
-	l, err := shaper.ParseLimits(want.fields["limits"])
-	if err != nil {
-		return &failure{http.StatusBadRequest, "limits", want.fields["limits"], err.Error()}
-	}
-	span, err := want.span()
-	if err != nil {
-		return err
-	}
-	done, err := i.controller.setLimits(want, l, span)
-	return answerChange(w, done, err)
-}
-
-// serveHold holds a line for a time.
-func (i *Inspector) serveHold(w http.ResponseWriter, r *http.Request, _ query) error {
-	want, err := i.readCommand(w, r, "for")
-	if err != nil {
-		return err
-	}
-	span, err := want.span()
-	if err != nil {
-		return err
-	}
-	done, err := i.controller.hold(want, span)
-	return answerChange(w, done, err)
-}
-
-// serveRelease ends all holds of a line.
-func (i *Inspector) serveRelease(w http.ResponseWriter, r *http.Request, _ query) error {
-	want, err := i.readCommand(w, r)
-	if err != nil {
-		return err
-	}
-	done, err := i.controller.release(want)
-	return answerChange(w, done, err)
-}
-
-// serveReset ends a change of limits now.
-func (i *Inspector) serveReset(w http.ResponseWriter, r *http.Request, _ query) error {
-	want, err := i.readCommand(w, r)
-	if err != nil {
-		return err
-	}
-	done, err := i.controller.reset(want)
-	return answerChange(w, done, err)
-}
-
-func answerChange(w http.ResponseWriter, c change, err error) error {
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, c)
-	return nil
 }
 
 // A command is a change that somebody wants: a bucket, and the fields of the request.
@@ -98,30 +54,51 @@ type command struct {
 	of     target
 	ref    bucketRef
 	who    string
-	fields map[string]string
+	limits shaper.Limits // of the field "limits"
+	text   string        // the field itself
+	span   time.Duration // of the field "for"
 }
 
 // readCommand returns the command in a request that may change something. It has the named fields,
 // beside the fields that say which bucket is meant and who asks.
-func (i *Inspector) readCommand(w http.ResponseWriter, r *http.Request, named ...string) (command, error) {
+func (i *Inspector) readCommand(w http.ResponseWriter, r *http.Request, named []string) (want command, err error) {
 	if err := i.authorize(w, r); err != nil {
 		return command{}, err
 	}
-	fields, err := readFields(w, r, append(named, "source", "key", "id", "who"))
+	fields, err := readFields(w, r, slices.Concat(named, []string{"source", "key", "id", "who"}))
 	if err != nil {
 		return command{}, err
 	}
-	for _, name := range append([]string{"source"}, named...) {
+	for _, name := range slices.Concat([]string{"source"}, named) {
 		if fields[name] == "" {
-			return command{}, &failure{http.StatusBadRequest, name, "", name + " is missing"}
+			return command{}, missing(name)
 		}
 	}
 	if who := fields["who"]; len(who) > maxWho {
 		return command{}, wrong("who", who, "must be at most %d bytes", maxWho)
 	}
-	want := command{who: whoIs(r, fields["who"]), fields: fields}
-	want.of, want.ref, err = i.bucketOf(r.Context(), fields)
+	want = command{who: whoIs(r, fields["who"]), text: fields["limits"]}
+	if want.of, want.ref, err = i.bucketOf(r.Context(), fields); err != nil {
+		return command{}, err
+	}
+	if slices.Contains(named, "limits") {
+		if want.limits, err = parseLimits(want.text); err != nil {
+			return command{}, err
+		}
+	}
+	if slices.Contains(named, "for") {
+		want.span, err = spanOf(fields["for"])
+	}
 	return want, err
+}
+
+// parseLimits returns the limits of the field or parameter "limits".
+func parseLimits(text string) (shaper.Limits, error) {
+	l, err := shaper.ParseLimits(text)
+	if err != nil {
+		return l, &failure{http.StatusBadRequest, "limits", text, err.Error()}
+	}
+	return l, nil
 }
 
 // bucketOf returns the bucket that fields name: by its source and, in a group, by its key
@@ -151,9 +128,8 @@ func (i *Inspector) bucketOf(ctx context.Context, fields map[string]string) (of 
 	return of, ref, err
 }
 
-// span returns for how long the change is to last.
-func (want command) span() (time.Duration, error) {
-	text := want.fields["for"]
+// spanOf returns for how long the field "for" lets a change last.
+func spanOf(text string) (time.Duration, error) {
 	span, err := time.ParseDuration(text)
 	if err != nil || span < shortestChange || span > longestChange {
 		return 0, wrong("for", text, `must be a duration from 1s to 24h, such as "10m"`)

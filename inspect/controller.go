@@ -68,7 +68,8 @@ func newController(logger *slog.Logger, announce func(changeKey, change)) *contr
 
 // setLimits puts limits in force for a time. An earlier change of the same bucket is replaced: in
 // the end, the limits from before the earlier change are put back.
-func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration) (change, error) {
+func (c *controller) setLimits(want command) (change, error) {
+	l := want.limits
 	key := changeKey{of: want.of}
 	c.take(key)
 	defer c.leave(key)
@@ -84,10 +85,10 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 		l.InFlight = now.InFlight // A cap can't be taken away while requests are in flight.
 	case now.InFlight == 0:
 		// The same holds for a bucket that is not in use now: it may be when the change ends.
-		return change{}, &failure{http.StatusBadRequest, "limits", want.fields["limits"],
+		return change{}, &failure{http.StatusBadRequest, "limits", want.text,
 			fmt.Sprintf("Limits.InFlight is 0 and can't become %d for a time: without a cap requests don't say when they end", l.InFlight)}
 	}
-	until := time.Now().Add(span)
+	until := time.Now().Add(want.span)
 	r := newRecord("limits", want.of, want.who, until)
 	text, replaces := l.String(), now.String()
 	before := want.ref.setting()
@@ -100,7 +101,7 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 	}
 	r.Limits, r.Before = &text, &replaces
 	if err := want.ref.setLimits(l); err != nil {
-		return change{}, &failure{http.StatusBadRequest, "limits", want.fields["limits"], err.Error()}
+		return change{}, &failure{http.StatusBadRequest, "limits", want.text, err.Error()}
 	}
 	given := setting{l, true}
 	a := &activeChange{record: r, ref: want.ref, given: given, before: before}
@@ -155,7 +156,7 @@ func (c *controller) reset(want command) (change, error) {
 
 // hold holds a line for a time. Of several holds, also by others, the one that ends last
 // counts, so a shorter one does not shorten it.
-func (c *controller) hold(want command, span time.Duration) (change, error) {
+func (c *controller) hold(want command) (change, error) {
 	key := changeKey{of: want.of, hold: true}
 	c.take(key)
 	defer c.leave(key)
@@ -163,7 +164,7 @@ func (c *controller) hold(want command, span time.Duration) (change, error) {
 	if err != nil {
 		return change{}, err
 	}
-	want.ref.hold(span)
+	want.ref.hold(want.span)
 	now := time.Now()
 	st, _ := want.ref.stats()
 	if !st.HeldUntil.After(now) {
@@ -171,7 +172,7 @@ func (c *controller) hold(want command, span time.Duration) (change, error) {
 	}
 	until := st.HeldUntil
 	a := &activeChange{record: newRecord("hold", want.of, want.who, until), ref: want.ref, until: until}
-	a.own = !until.After(now.Add(span)) || earlier != nil && earlier.own && earlier.until.Equal(until)
+	a.own = !until.After(now.Add(want.span)) || earlier != nil && earlier.own && earlier.until.Equal(until)
 	a.end = func(closing bool) (what, outcome string, err error) {
 		st, _ := want.ref.stats()
 		switch {
@@ -363,10 +364,7 @@ func (c *controller) tell(key changeKey, who, what string, r record) change {
 func (c *controller) close() {
 	c.mu.Lock()
 	c.closed = true
-	keys := maps.Clone(c.busy) // Some of them may become active yet.
-	for key := range c.active {
-		keys[key] = true
-	}
+	keys := c.keysLocked()
 	c.mu.Unlock()
 	atMost(closeWait, func() {
 		c.endAll(keys, "the inspector is closed")
@@ -374,14 +372,20 @@ func (c *controller) close() {
 	})
 }
 
+// keysLocked returns the keys of all changes that are active or being made, and so may become active.
+func (c *controller) keysLocked() map[changeKey]bool {
+	keys := maps.Clone(c.busy)
+	for key := range c.active {
+		keys[key] = true
+	}
+	return keys
+}
+
 // endOf ends all changes of a source that is removed. Like close it does not wait for ever.
 func (c *controller) endOf(source *watched) {
 	c.mu.Lock()
 	source.ending = true
-	keys := maps.Clone(c.busy) // Some of them may become active yet.
-	for key := range c.active {
-		keys[key] = true
-	}
+	keys := c.keysLocked()
 	maps.DeleteFunc(keys, func(key changeKey, _ bool) bool { return key.of.source != source })
 	c.mu.Unlock()
 	atMost(closeWait, func() { c.endAll(keys, "the source was removed") })

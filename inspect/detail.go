@@ -197,8 +197,8 @@ func (l line) next() *time.Time {
 }
 
 func (i *Inspector) serveLine(w http.ResponseWriter, r *http.Request, q query) error {
-	most, err := q.whole("max", 0, maxLine, 100)
-	if err != nil {
+	most := 100
+	if err := q.whole("max", &most, 0, maxLine); err != nil {
 		return err
 	}
 	of, ref, err := i.bucketNamed(r.Context(), q.source, q.key)
@@ -226,17 +226,13 @@ type topCount struct {
 }
 
 func (i *Inspector) serveTop(w http.ResponseWriter, _ *http.Request, q query) error {
-	n, err := q.whole("n", 1, maxTop, 20)
-	if err != nil {
+	n := 20
+	if err := q.whole("n", &n, 1, maxTop); err != nil {
 		return err
 	}
-	sources := i.all()
-	if name := q.text("source"); name != "" {
-		source, err := i.sourceNamed(name)
-		if err != nil {
-			return err
-		}
-		sources = []*watched{source}
+	sources, err := i.sourcesNamed(q.text("source"))
+	if err != nil {
+		return err
 	}
 	top := []topCount{}
 	for _, source := range sources {

@@ -48,7 +48,7 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 	if err != nil {
 		return err
 	}
-	hello := hello{At: time.Now().UTC(), Title: i.title, Sources: i.sourceViews(), Control: i.mayControl()}
+	hello := hello{At: time.Now().UTC(), Title: i.title, Sources: viewsOf(i.all()), Control: i.mayControl()}
 	if of != nil {
 		hello.Selected = &selected{Source: of.source.name}
 		if !of.whole {
@@ -57,8 +57,8 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 		}
 	}
 	s := &stream{wake: make(chan struct{}, 1), control: http.NewResponseController(w)}
-	since, err := q.whole64("since")
-	if err != nil {
+	since := int64(0)
+	if err := q.milliseconds("since", &since); err != nil {
 		return err
 	}
 	past, err := i.join(s, of, ref, &hello, since)
@@ -237,11 +237,7 @@ func (c *core) tellSourcesLocked() {
 	if len(c.streams) == 0 {
 		return
 	}
-	views := []sourceView{}
-	for _, w := range c.sources {
-		views = append(views, w.view())
-	}
-	c.tellLocked("sources", views)
+	c.tellLocked("sources", viewsOf(c.sources))
 }
 
 // announce tells all streams, and those to come, of a change.

@@ -7,6 +7,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"math"
 	"net/http"
 	"net/url"
@@ -48,41 +50,33 @@ type listing struct {
 }
 
 // readListing returns the listing that a query asks for.
-func readListing(q query) (l listing, err error) {
-	l.source, l.prefix, l.contains = q.text("source"), q.text("prefix"), q.text("contains")
-	if l.waitingGT, err = q.whole("waiting_gt", 0, math.MaxInt, -1); err != nil {
+func readListing(q query) (listing, error) {
+	l := listing{
+		source: q.text("source"), prefix: q.text("prefix"), contains: q.text("contains"),
+		waitingGT: -1, levelGT: -1, fillGT: -1, idleGT: -1, refusedGT: -1,
+		sort: cmp.Or(q.text("sort"), "key"), limit: defaultLimit,
+	}
+	if err := cmp.Or(
+		q.whole("waiting_gt", &l.waitingGT, 0, math.MaxInt),
+		q.number("level_gt", &l.levelGT),
+		q.number("fill_gt", &l.fillGT),
+		q.duration("idle_gt", &l.idleGT),
+		q.whole("refused_gt", &l.refusedGT, 0, math.MaxInt),
+		q.truth("refusing", &l.refusing),
+		q.truth("dry_run", &l.dryRun),
+		q.whole("limit", &l.limit, 1, maxLimit),
+	); err != nil {
 		return l, err
 	}
-	if l.levelGT, err = q.number("level_gt"); err != nil {
-		return l, err
-	}
-	if l.fillGT, err = q.number("fill_gt"); err != nil {
-		return l, err
-	}
-	if l.idleGT, err = q.duration("idle_gt"); err != nil {
-		return l, err
-	}
-	if l.refusedGT, err = q.whole("refused_gt", 0, math.MaxInt, -1); err != nil {
-		return l, err
-	}
-	if l.refusing, err = q.truth("refusing"); err != nil {
-		return l, err
-	}
-	if l.dryRun, err = q.truth("dry_run"); err != nil {
-		return l, err
-	}
-	if l.limit, err = q.whole("limit", 1, maxLimit, defaultLimit); err != nil {
-		return l, err
-	}
-	l.sort = cmp.Or(q.text("sort"), "key")
 	name, descending := strings.CutPrefix(l.sort, "-")
 	by, ok := rankings[name]
 	if !ok {
-		return l, wrong("sort", l.sort, "must be one of %s, or one of them after a minus sign", strings.Join(rankingNames(), ", "))
+		names := slices.Sorted(maps.Keys(rankings))
+		return l, wrong("sort", l.sort, "must be one of %s, or one of them after a minus sign", strings.Join(names, ", "))
 	}
 	l.rank, l.descending = by, descending
 	if cursor := q.text("cursor"); cursor != "" {
-		if err = l.setCursor(cursor); err != nil {
+		if err := l.setCursor(cursor); err != nil {
 			return l, err
 		}
 	}
@@ -139,9 +133,9 @@ func (w *watched) view() sourceView {
 		Shared: newSharedView(r.shared)}
 }
 
-func (c *core) sourceViews() []sourceView {
+func viewsOf(sources []*watched) []sourceView {
 	views := []sourceView{}
-	for _, w := range c.all() {
+	for _, w := range sources {
 		views = append(views, w.view())
 	}
 	return views
@@ -196,15 +190,11 @@ func (f *choice) release() {
 
 // choose returns the rows that are wanted.
 func (c *core) choose(ctx context.Context, l listing) (*choice, error) {
-	sources := c.all()
-	if l.source != "" {
-		w, err := c.sourceNamed(l.source)
-		if err != nil {
-			return nil, err
-		}
-		sources = []*watched{w}
+	sources, err := c.sourcesNamed(l.source)
+	if err != nil {
+		return nil, err
 	}
-	chosen := &choice{list: list{At: time.Now().UTC(), Sources: c.sourceViews(), Buckets: []bucket{}}}
+	chosen := &choice{list: list{At: time.Now().UTC(), Sources: viewsOf(c.all()), Buckets: []bucket{}}}
 	for _, w := range sources {
 		s, err := w.scan(ctx)
 		if err != nil {
@@ -251,15 +241,6 @@ func (c *core) sift(ctx context.Context, snapshots []*snapshot, first *selection
 		}
 	}
 	return nil
-}
-
-func rankingNames() []string {
-	names := make([]string, 0, len(rankings))
-	for name := range rankings {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // A query is the parameters of a request, each given once at most.
@@ -329,75 +310,56 @@ func (q query) has(name string) bool {
 	return ok
 }
 
-// whole returns a parameter that is a whole number from low to high, or otherwise if it
-// is empty or not given.
-func (q query) whole(name string, low, high, otherwise int) (int, error) {
-	value := q.values[name]
-	if value == "" {
-		return otherwise, nil
+// readParameter sets a variable to a parameter, and leaves it as it is if the parameter is empty or
+// not given. The words say how the parameter must be.
+func readParameter[T any](q query, name string, to *T, parse func(string) (T, error), right func(T) bool, words string) error {
+	text := q.values[name]
+	if text == "" {
+		return nil
 	}
-	n, err := strconv.Atoi(value)
-	if err != nil || n < low || n > high {
-		if high == math.MaxInt {
-			return 0, wrong(name, value, "must be a whole number of at least %d", low)
+	value, err := parse(text)
+	if err != nil || !right(value) {
+		return wrong(name, text, "%s", words)
+	}
+	*to = value
+	return nil
+}
+
+// whole reads a parameter that is a whole number from low to high.
+func (q query) whole(name string, to *int, low, high int) error {
+	words := fmt.Sprintf("must be a whole number from %d to %d", low, high)
+	if high == math.MaxInt {
+		words = fmt.Sprintf("must be a whole number of at least %d", low)
+	}
+	return readParameter(q, name, to, strconv.Atoi, func(n int) bool { return n >= low && n <= high }, words)
+}
+
+// milliseconds reads a parameter that is an instant, in milliseconds since 1970.
+func (q query) milliseconds(name string, to *int64) error {
+	parse := func(text string) (int64, error) { return strconv.ParseInt(text, 10, 64) }
+	return readParameter(q, name, to, parse, func(n int64) bool { return n >= 0 }, "must be a whole number of at least 0")
+}
+
+// number reads a parameter that is a number of at least 0.
+func (q query) number(name string, to *float64) error {
+	parse := func(text string) (float64, error) { return strconv.ParseFloat(text, 64) }
+	return readParameter(q, name, to, parse, func(f float64) bool { return f >= 0 && !math.IsInf(f, 0) }, "must be a number of at least 0")
+}
+
+// duration reads a parameter that is a duration of at least 0.
+func (q query) duration(name string, to *time.Duration) error {
+	return readParameter(q, name, to, time.ParseDuration, func(d time.Duration) bool { return d >= 0 }, `must be a duration such as "90s" or "1h30m"`)
+}
+
+// truth reads a parameter that is true or false.
+func (q query) truth(name string, to **bool) error {
+	parse := func(text string) (*bool, error) {
+		if text == "true" || text == "false" {
+			return new(text == "true"), nil
 		}
-		return 0, wrong(name, value, "must be a whole number from %d to %d", low, high)
+		return nil, strconv.ErrSyntax
 	}
-	return n, nil
-}
-
-// whole64 returns a parameter that is a whole number of at least 0; 0 if it is empty or not given.
-func (q query) whole64(name string) (int64, error) {
-	value := q.values[name]
-	if value == "" {
-		return 0, nil
-	}
-	n, err := strconv.ParseInt(value, 10, 64)
-	if err != nil || n < 0 {
-		return 0, wrong(name, value, "must be a whole number of at least 0")
-	}
-	return n, nil
-}
-
-// number returns a parameter that is a number of at least 0; negative if it is empty or
-// not given.
-func (q query) number(name string) (float64, error) {
-	value := q.values[name]
-	if value == "" {
-		return -1, nil
-	}
-	f, err := strconv.ParseFloat(value, 64)
-	if err != nil || !(f >= 0) || math.IsInf(f, 0) {
-		return 0, wrong(name, value, "must be a number of at least 0")
-	}
-	return f, nil
-}
-
-// duration returns a parameter that is a duration of at least 0; negative if it is empty
-// or not given.
-func (q query) duration(name string) (time.Duration, error) {
-	value := q.values[name]
-	if value == "" {
-		return -1, nil
-	}
-	d, err := time.ParseDuration(value)
-	if err != nil || d < 0 {
-		return 0, wrong(name, value, `must be a duration such as "90s" or "1h30m"`)
-	}
-	return d, nil
-}
-
-// truth returns a parameter that is true or false; nil if it is empty or not given.
-func (q query) truth(name string) (*bool, error) {
-	value := q.values[name]
-	if value == "" {
-		return nil, nil
-	}
-	b := value == "true"
-	if !b && value != "false" {
-		return nil, wrong(name, value, "must be true or false")
-	}
-	return &b, nil
+	return readParameter(q, name, to, parse, func(*bool) bool { return true }, "must be true or false")
 }
 
 // A ranking returns the value of a row by which rows are sorted; rows with the same value

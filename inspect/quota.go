@@ -213,8 +213,8 @@ func (w *watched) quota(teams int) (view *quotaView, err error) {
 }
 
 func (i *Inspector) serveQuota(w http.ResponseWriter, r *http.Request, q query) error {
-	teams, err := q.whole("teams", 0, quotaTeams, teamsShown)
-	if err != nil {
+	teams := teamsShown
+	if err := q.whole("teams", &teams, 0, quotaTeams); err != nil {
 		return err
 	}
 	of, _, err := i.bucketNamed(r.Context(), q.source, q.key)

@@ -93,17 +93,24 @@ func beginRecording(ref bucketRef, fair bool) *recorded {
 func (r *recordings) endIfUnused(of target, rec *recorded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.buckets[of] != rec { // It was ended at this very instant.
-		r.running.Done()
-		return
+	if r.buckets[of] == rec { // Else it was ended at this very instant.
+		if rest := time.Until(rec.asked.Add(keepRecording)); rest > 0 {
+			rec.timer.Reset(rest)
+			return
+		}
+		r.endLocked(of, rec)
 	}
-	if rest := time.Until(rec.asked.Add(keepRecording)); rest > 0 && !r.closed {
-		rec.timer.Reset(rest)
-		return
-	}
+	r.running.Done()
+}
+
+// endLocked ends a recording. If its timer has fired, the function of the timer sees that the
+// recording has gone.
+func (r *recordings) endLocked(of target, rec *recorded) {
 	delete(r.buckets, of)
 	rec.recording.Stop()
-	r.running.Done()
+	if rec.timer.Stop() {
+		r.running.Done()
+	}
 }
 
 // endOldestLocked ends the recording that was not asked for longest. Were a new one
@@ -117,11 +124,7 @@ func (r *recordings) endOldestLocked() {
 			oldest, rec = of, other
 		}
 	}
-	delete(r.buckets, oldest)
-	rec.recording.Stop()
-	if rec.timer.Stop() {
-		r.running.Done()
-	}
+	r.endLocked(oldest, rec)
 }
 
 // replay tells what the arrivals of a recording would have met under limits.
@@ -141,13 +144,8 @@ func (r *recordings) endOf(source *watched) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for of, rec := range r.buckets {
-		// A timer that has fired sees that its recording has gone.
 		if of.source == source {
-			delete(r.buckets, of)
-			rec.recording.Stop()
-			if rec.timer.Stop() {
-				r.running.Done()
-			}
+			r.endLocked(of, rec)
 		}
 	}
 }
@@ -157,11 +155,7 @@ func (r *recordings) close() {
 	r.mu.Lock()
 	r.closed = true
 	for of, rec := range r.buckets {
-		if rec.timer.Stop() {
-			delete(r.buckets, of)
-			rec.recording.Stop()
-			r.running.Done()
-		}
+		r.endLocked(of, rec)
 	}
 	r.mu.Unlock()
 	r.running.Wait()

@@ -33,10 +33,10 @@ var routes = []route{
 	{http.MethodGet, "/api/v1/top", false, []string{"source", "n"}, (*Inspector).serveTop},
 	{http.MethodGet, "/api/v1/what-if", false, []string{"source", "key", "id", "limits"}, (*Inspector).serveWhatIf},
 	{http.MethodGet, "/api/v1/changes", false, []string{"source"}, (*Inspector).serveChanges},
-	{http.MethodPost, "/api/v1/limits", false, nil, (*Inspector).serveLimits},
-	{http.MethodPost, "/api/v1/reset", false, nil, (*Inspector).serveReset},
-	{http.MethodPost, "/api/v1/hold", false, nil, (*Inspector).serveHold},
-	{http.MethodPost, "/api/v1/release", false, nil, (*Inspector).serveRelease},
+	{http.MethodPost, "/api/v1/limits", false, nil, changing((*controller).setLimits, "limits", "for")},
+	{http.MethodPost, "/api/v1/reset", false, nil, changing((*controller).reset)},
+	{http.MethodPost, "/api/v1/hold", false, nil, changing((*controller).hold, "for")},
+	{http.MethodPost, "/api/v1/release", false, nil, changing((*controller).release)},
 	{http.MethodGet, "/api/v1/openapi.json", false, nil, (*Inspector).serveOpenAPI},
 	{http.MethodGet, "/api/v1/events", false, []string{"source", "key", "since"}, (*Inspector).serveEvents},
 }
@@ -135,9 +135,12 @@ func methodNotAllowed(w http.ResponseWriter, r *http.Request, methods ...string)
 }
 
 // isClosed reports whether Close has been called.
-func (c *core) isClosed() bool {
+func (c *core) isClosed() bool { return hasEnded(c.closing) }
+
+// hasEnded reports whether a channel is closed, in which nothing is sent.
+func hasEnded(done <-chan struct{}) bool {
 	select {
-	case <-c.closing:
+	case <-done:
 		return true
 	default:
 		return false
@@ -150,6 +153,15 @@ func (c *core) sourceNamed(name string) (*watched, error) {
 		return w, nil
 	}
 	return nil, unknownSource(name)
+}
+
+// sourcesNamed returns the source of a name, and all sources for the name "".
+func (c *core) sourcesNamed(name string) ([]*watched, error) {
+	if name == "" {
+		return c.all(), nil
+	}
+	w, err := c.sourceNamed(name)
+	return []*watched{w}, err
 }
 
 func unknownSource(name string) *failure {
@@ -264,6 +276,11 @@ type failure struct {
 }
 
 func (f *failure) Error() string { return f.Message }
+
+// missing returns a failure with status 400 that names a parameter.
+func missing(parameter string) *failure {
+	return &failure{http.StatusBadRequest, parameter, "", parameter + " is missing"}
+}
 
 // wrong returns a failure with status 400 that names a parameter and quotes its value.
 func wrong(parameter, value, format string, args ...any) *failure {

@@ -61,14 +61,7 @@ func newWatched(name string, s Source, logger *slog.Logger) *watched {
 }
 
 // isRemoved reports whether the source is shown no longer.
-func (w *watched) isRemoved() bool {
-	select {
-	case <-w.removed:
-		return true
-	default:
-		return false
-	}
-}
+func (w *watched) isRemoved() bool { return hasEnded(w.removed) }
 
 // scan returns the buckets of the source as they were at most a second ago. All who ask
 // meanwhile get the same snapshot. The caller must release it.

@@ -3,6 +3,7 @@ package inspect
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"sync"
 	"time"
@@ -249,10 +250,5 @@ func encodeEvent(name string, value any) []byte {
 	if err != nil {
 		panic(err) // The types of events hold nothing that JSON can't say.
 	}
-	event := make([]byte, 0, len(name)+len(text)+16)
-	event = append(event, "event: "...)
-	event = append(event, name...)
-	event = append(event, "\ndata: "...)
-	event = append(event, text...)
-	return append(event, "\n\n"...)
+	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, text)
 }

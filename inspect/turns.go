@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"cmp"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -99,11 +100,7 @@ func secondOf(left []shaper.Departure, missed int) turnSecond {
 	if len(second.left) <= turnKeys {
 		return second
 	}
-	keys := make([]string, 0, len(second.left))
-	for key := range second.left {
-		keys = append(keys, key)
-	}
-	slices.SortFunc(keys, func(a, b string) int {
+	keys := slices.SortedFunc(maps.Keys(second.left), func(a, b string) int {
 		return cmp.Or(cmp.Compare(second.left[b].requests, second.left[a].requests), cmp.Compare(a, b))
 	})
 	for _, key := range keys[turnKeys:] {
@@ -291,8 +288,8 @@ func keysIn(line []shaper.Waiter) int {
 }
 
 func (i *Inspector) serveKeys(w http.ResponseWriter, r *http.Request, q query) error {
-	most, err := q.whole("max", 0, turnKeys, turnsShown)
-	if err != nil {
+	most := turnsShown
+	if err := q.whole("max", &most, 0, turnKeys); err != nil {
 		return err
 	}
 	of, _, err := i.bucketNamed(r.Context(), q.source, q.key)

@@ -55,12 +55,12 @@ type outcome struct {
 func (i *Inspector) serveWhatIf(w http.ResponseWriter, r *http.Request, q query) error {
 	for _, name := range []string{"source", "limits"} {
 		if q.text(name) == "" {
-			return &failure{http.StatusBadRequest, name, "", name + " is missing"}
+			return missing(name)
 		}
 	}
-	l, err := shaper.ParseLimits(q.text("limits"))
+	l, err := parseLimits(q.text("limits"))
 	if err != nil {
-		return &failure{http.StatusBadRequest, "limits", q.text("limits"), err.Error()}
+		return err
 	}
 	of, ref, err := i.bucketOf(r.Context(), q.values)
 	if err != nil {
