@@ -18,10 +18,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// foreignName is a name of the tests' own server that its address does not tell: what an
-// attacker's name becomes by DNS rebinding.
-const foreignName = "rebound.example"
-
 // requireChromium returns the program to run. Where there is none the test is skipped,
 // unless nothing may be missing.
 func requireChromium(t testing.TB) string {
@@ -79,9 +75,9 @@ func startBrowser(program string) {
 		chromedp.WSURLReadTimeout(patience),
 		chromedp.Env("HOME="+os.Getenv("TMPDIR")), // Debian's launcher and NSS look there
 		// The sandbox cannot start as root, nor in many a container. It would protect from
-		// foreign pages, and there are none: all names but two lead nowhere.
+		// foreign pages, and there are none: all names lead nowhere.
 		chromedp.NoSandbox,
-		chromedp.Flag("host-resolver-rules", "MAP "+foreignName+" 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
+		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
 		chromedp.DisableGPU,
 		chromedp.Flag("disable-quic", true),
 		chromedp.Flag("disable-component-update", true),

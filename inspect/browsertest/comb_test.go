@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
@@ -90,27 +89,4 @@ func TestABurstLeavesAsAComb(t *testing.T) {
 			5, "%s has many colors", chart)
 	}
 	p.shoot("comb")
-}
-
-// A burst that is over before a second has passed is a peak all the same, and leaves as a band.
-func TestAFastBurstIsAPeakAndABand(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	u := s.shaper("upstream", "200/s depth 100")
-	p := s.openPage(t, linkTo("source", "upstream"))
-	s.requests.Go(func() {
-		for beat := time.NewTicker(2 * time.Second); s.ctx.Err() == nil; {
-			s.burst(u, 90) // in the line for less than half a second
-			select {
-			case <-beat.C:
-			case <-s.ctx.Done():
-			}
-		}
-	})
-	p.described("arrivals were a peak", "#chart-rate", `Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 400 })
-	p.described("departures a band", "#chart-rate", `Departures: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 180 && n[0] <= 260 })
-	await(p, "the tile tells the bursts that the mean of a second hides", text("#tiles [data-tile=arrivals] .note"), func(note string) bool {
-		return strings.HasPrefix(note, "bursts of ")
-	})
-	p.shoot("band")
 }

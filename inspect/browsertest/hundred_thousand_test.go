@@ -25,11 +25,9 @@ func BenchmarkHundredThousandKeys(b *testing.B) {
 	for i := range keys {
 		require.True(b, g.Allow(fmt.Sprintf("message_send:user-%06d", i)))
 	}
-	s.requests.Go(func() {
-		for beat := time.NewTicker(10 * time.Millisecond); s.ctx.Err() == nil; <-beat.C {
-			for range 10 {
-				g.Allow(fmt.Sprintf("message_send:user-%06d", rand.IntN(keys)))
-			}
+	s.every(10*time.Millisecond, func() {
+		for range 10 {
+			g.Allow(fmt.Sprintf("message_send:user-%06d", rand.IntN(keys)))
 		}
 	})
 	const window = 10 * time.Second

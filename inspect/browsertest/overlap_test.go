@@ -76,8 +76,8 @@ func enlarged(text string) string {
 }
 
 // crowded is a scene with as much to show as a page can hold: a quota with fair turns, and a group with many
-// keys, all with long names. The address tells the figures of a source of 100,000/s, and then frames.
-func crowded(t *testing.T, frames <-chan string) (address string) {
+// keys, all with long names. It tells the figures of a source of 100,000/s, and then frames.
+func crowded(t *testing.T, frames <-chan string) *scene {
 	s := newScene(t, inspect.WithControl(token))
 	const limits = "100000/s burst 1000000 depth 1000000"
 	l, err := shaper.ParseLimits(limits)
@@ -117,10 +117,16 @@ func crowded(t *testing.T, frames <-chan string) (address string) {
 	detail["histograms"] = map[string]any{"of": "bucket", "spacing": []any{[]any{1.04, 1_234_567}, []any{3.9, 12_345}},
 		"wait": []any{[]any{0.01, 1_234_567}, []any{12.3, 12_345}}, "wait_p50_s": 0.0101, "wait_p95_s": 0.0202, "wait_p99_s": 12.3}
 	point := pointAt(time.Now(), 100_000)
-	s.answer = enlarged
-	return s.telling(func() string {
+	s.tell(func() string {
 		return event("hello", hello) + historyOf([]any{point, point}, pointAt(time.Now().Add(-30*time.Minute), 100_000)) + enlarged(event("detail", detail))
 	}, frames)
+	for _, path := range []string{"/api/v1/buckets", "/api/v1/buckets/the-quota-of-a-provider/"} {
+		s.answerInstead(path, func(w http.ResponseWriter, r *http.Request) {
+			answer := s.asked(r)
+			send(w, answer, enlarged(answer.Body.String()))
+		})
+	}
+	return s
 }
 
 // beginning returns the data of the first events of the stream of a source, up to its detail, by their names.
@@ -149,9 +155,7 @@ func (s *scene) beginning(source string) map[string]map[string]any {
 func TestNothingOverlapsWhateverTheFigures(t *testing.T) {
 	t.Parallel()
 	frames := make(chan string)
-	address := crowded(t, frames)
-	p := newTab(t, address)
-	p.open(address)
+	p := crowded(t, frames).openPage(t, "")
 	await(p, "the turns are there", turnNames, func(names []string) bool { return len(names) == 9 })
 	await(p, "the quota is there", text("#quota-hint"), func(hint string) bool { return hint != "" })
 	await(p, "the table is there", rows, func(ids []string) bool { return len(ids) == 50 })
@@ -176,5 +180,4 @@ func TestNothingOverlapsWhateverTheFigures(t *testing.T) {
 			}
 		}
 	}
-	p.open("about:blank") // or the page would find that its server has gone
 }

@@ -35,26 +35,15 @@ func TestPicturesOfThePage(t *testing.T) {
 	s := newScene(t)
 	u := s.shaper("upstream", "50/s depth 100")
 	g := s.group("clients", "1 per 5s burst 4 depth 10")
-	every := func(d time.Duration, f func()) {
-		s.requests.Go(func() {
-			for beat := time.NewTicker(d); s.ctx.Err() == nil; {
-				f()
-				select {
-				case <-beat.C:
-				case <-s.ctx.Done():
-				}
-			}
-		})
-	}
-	every(50*time.Millisecond, func() { s.burst(u, 1) })
-	every(9*time.Second, func() { // 150 within 600 ms: a third is refused
+	s.every(50*time.Millisecond, func() { s.burst(u, 1) })
+	s.every(9*time.Second, func() { // 150 within 600 ms: a third is refused
 		for range 30 {
 			s.burst(u, 6)
 			time.Sleep(20 * time.Millisecond)
 		}
 	})
 	kinds := []string{"message_send", "login", "search", "upload"}
-	every(10*time.Millisecond, func() { // few keys get most
+	s.every(10*time.Millisecond, func() { // few keys get most
 		user := int(rand.ExpFloat64() * 300)
 		s.burst(g.Limiter(fmt.Sprintf("%s:user-%04d", kinds[user%len(kinds)], 1000+user*7)), 1)
 	})

@@ -2,16 +2,20 @@ package browsertest_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -35,10 +39,7 @@ type scene struct {
 	sent    int // bytes of events
 	posts   []post
 
-	broken   string        // path of requests whose connections are cut without an answer; "" for none
-	heldBack chan struct{} // if not nil, answers that a list is of no source wait until it is closed
-
-	answer func(text string) string // if not nil, changes what is answered of buckets; set before the page is opened
+	instead map[string]http.HandlerFunc // by path: what is answered in place of the Inspector
 }
 
 // A post is a request of the control part that has come to the server, and its answer.
@@ -51,7 +52,7 @@ func newScene(t testing.TB, opts ...inspect.Option) *scene {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	opts = append(opts, inspect.WithLogger(slog.New(slog.DiscardHandler)))
-	s := &scene{t: t, ctx: ctx, inspector: inspect.New(opts...), listen: "127.0.0.1:0"}
+	s := &scene{t: t, ctx: ctx, inspector: inspect.New(opts...), listen: "127.0.0.1:0", instead: map[string]http.HandlerFunc{}}
 	require.NoError(t, s.inspector.Err())
 	s.start()
 	t.Cleanup(func() {
@@ -109,28 +110,32 @@ func (s *scene) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.posts = append(s.posts, post{r.URL.Path, r.Header.Get("Origin"), r.Host, watched.status})
 		}
 	})
-	var heldBack chan struct{}
-	var broken bool
-	s.count(func() { heldBack, broken = s.heldBack, s.broken == r.URL.Path })
-	if broken {
-		panic(http.ErrAbortHandler)
-	}
-	if heldBack != nil && r.URL.Path == "/api/v1/buckets" {
-		watched.begins = func(status int) {
-			if status == http.StatusNotFound {
-				<-heldBack
-			}
+	answer := s.inspector.ServeHTTP
+	s.count(func() {
+		if instead := s.instead[r.URL.Path]; instead != nil {
+			answer = instead
 		}
-	}
-	if s.answer != nil && strings.HasPrefix(r.URL.Path, "/api/v1/buckets") {
-		answer := httptest.NewRecorder()
-		s.inspector.ServeHTTP(answer, r)
-		watched.Header().Set("Content-Type", answer.Header().Get("Content-Type"))
-		watched.WriteHeader(answer.Code)
-		io.WriteString(watched, s.answer(answer.Body.String()))
-		return
-	}
-	s.inspector.ServeHTTP(watched, r)
+	})
+	answer(watched, r)
+}
+
+// answerInstead lets f answer requests for a path from now on; nil: the Inspector answers.
+func (s *scene) answerInstead(path string, f http.HandlerFunc) {
+	s.count(func() { s.instead[path] = f })
+}
+
+// asked returns the Inspector's answer to a request, which may be changed before it is sent.
+func (s *scene) asked(r *http.Request) *httptest.ResponseRecorder {
+	answer := httptest.NewRecorder()
+	s.inspector.ServeHTTP(answer, r)
+	return answer
+}
+
+// send sends an answer with a text.
+func send(w http.ResponseWriter, answer *httptest.ResponseRecorder, text string) {
+	maps.Copy(w.Header(), answer.Header())
+	w.WriteHeader(answer.Code)
+	io.WriteString(w, text)
 }
 
 func (s *scene) count(f func()) {
@@ -153,15 +158,11 @@ func (s *scene) postsSoFar() (all []post) {
 type response struct {
 	http.ResponseWriter
 	status int
-	begins func(status int) // nil: nobody asks
-	wrote  func(bytes int)  // nil: nobody asks
+	wrote  func(bytes int) // nil: nobody asks
 }
 
 func (r *response) WriteHeader(status int) {
 	r.status = status
-	if r.begins != nil {
-		r.begins(status)
-	}
 	r.ResponseWriter.WriteHeader(status)
 }
 
@@ -228,16 +229,48 @@ func (s *scene) burst(bucket shaper.Limiter, n int) {
 func (s *scene) queue(g *shaper.Group[string], key string, n int) {
 	s.t.Helper()
 	s.burst(g.Limiter(key), n)
-	realtime.Until(s.t, func() bool { return statsOf(g)[key].Waiting == n }, "so many wait")
+	realtime.Until(s.t, func() bool {
+		st, _ := g.StatsOf(key)
+		return st.Waiting == n
+	}, "so many wait")
 }
 
-// statsOf returns the stats of all keys of a group.
-func statsOf(g *shaper.Group[string]) map[string]shaper.Stats {
-	all := map[string]shaper.Stats{}
-	for key, st := range g.All() {
-		all[key] = st
+// every calls f now, and again and again until the scene ends.
+func (s *scene) every(d time.Duration, f func()) {
+	s.requests.Go(func() {
+		for beat := time.NewTicker(d); s.ctx.Err() == nil; {
+			f()
+			select {
+			case <-beat.C:
+			case <-s.ctx.Done():
+			}
+		}
+	})
+}
+
+// listed returns the keys of the buckets that the API lists for a query. The tests of package inspect
+// see to its filters and orders.
+func (s *scene) listed(query string) []string {
+	s.t.Helper()
+	_, answer := s.get("api/v1/buckets?" + query)
+	var list struct{ Buckets []struct{ Key string } }
+	require.NoError(s.t, json.Unmarshal(answer, &list))
+	keys := []string{}
+	for _, b := range list.Buckets {
+		keys = append(keys, b.Key)
 	}
-	return all
+	return keys
+}
+
+// awaitRows waits until the table has the buckets that the API lists for a query, in the same order,
+// and returns their keys.
+func (s *scene) awaitRows(p *tab, query string) (keys []string) {
+	p.t.Helper()
+	await(p, "the rows are those of "+query, rows, func(ids []string) bool {
+		keys = keysOf(p, ids)
+		return slices.Equal(keys, s.listed(query))
+	})
+	return keys
 }
 
 // linkTo is the query of a page: names and values, in the order given.

@@ -10,36 +10,21 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// telling serves the page of the scene, but tells it the events that told returns in place of the
-// real ones, and then what comes of later, so that a test chooses the figures whatever the speed of the machine.
-func (s *scene) telling(told func() string, later ...<-chan string) (address string) {
-	var more <-chan string
-	if len(later) > 0 {
-		more = later[0]
-	}
-	ended := make(chan struct{})
-	address = serve(s.t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/api/v1/events" {
-			s.ServeHTTP(w, r)
-			return
-		}
+// tell lets the page hear the events that told returns in place of the real ones, and then what comes of
+// later, which may be nil, so that a test chooses the figures whatever the speed of the machine.
+func (s *scene) tell(told func() string, later <-chan string) {
+	s.answerInstead("/api/v1/events", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
-		fmt.Fprint(w, told())
-		w.(http.Flusher).Flush()
-		for {
+		for text := told(); ; {
+			fmt.Fprint(w, text)
+			_ = http.NewResponseController(w).Flush()
 			select {
-			case text := <-more:
-				fmt.Fprint(w, text)
-				w.(http.Flusher).Flush()
+			case text = <-later:
 			case <-r.Context().Done():
-				return
-			case <-ended:
 				return
 			}
 		}
-	})) + "/"
-	s.t.Cleanup(func() { close(ended) }) // before the server is closed, which waits for its streams
-	return address
+	})
 }
 
 // event is one of a stream.

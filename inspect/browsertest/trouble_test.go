@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/realtime"
-	"example.com/leakybucket/shaper"
 )
 
 func TestALostConnectionIsShownAndComesBack(t *testing.T) {
@@ -41,7 +39,7 @@ func TestAListThatFailsBelowHTTPIsToldAndReadAgain(t *testing.T) {
 	p := s.openPage(t, "")
 	await(p, "the list is read", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "before") })
 	p.expect("net::ERR_")
-	s.count(func() { s.broken = "/api/v1/buckets" })
+	s.answerInstead("/api/v1/buckets", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	await(p, "the page says so", text("#reports"), func(shown string) bool {
 		return strings.Contains(shown, "The table could not be read: no answer. Its rows are as they were at ")
 	})
@@ -49,7 +47,7 @@ func TestAListThatFailsBelowHTTPIsToldAndReadAgain(t *testing.T) {
 	p.shoot("no list")
 	require.Empty(t, p.violations())
 	g.Allow("after")
-	s.count(func() { s.broken = "" })
+	s.answerInstead("/api/v1/buckets", nil)
 	await(p, "it is read again", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "after") })
 	await(p, "the report is taken back", text("#reports"), func(shown string) bool { return shown == "" })
 }
@@ -59,17 +57,9 @@ func TestAListThatIsNoListIsTold(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.shaper("upstream", "50/s depth 100")
-	address := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/api/v1/buckets" {
-			io.WriteString(w, "<p>Sign in</p>")
-			return
-		}
-		s.ServeHTTP(w, r)
-	}))
-	p := newTab(t, address)
-	p.open(address)
+	s.answerInstead("/api/v1/buckets", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<p>Sign in</p>") })
+	p := s.openPage(t, "")
 	await(p, "the page says so", text("#reports"), func(shown string) bool { return strings.Contains(shown, "the answer is not JSON") })
-	p.open("about:blank") // or the server would wait for the stream
 }
 
 // A browser has six connections to a server for all its windows, and a stream takes one.
@@ -175,20 +165,17 @@ func TestTheTableComesIfItsSourceIsAddedBeforeTheStreamOpens(t *testing.T) {
 	s := newScene(t)
 	s.shaper("upstream", "50/s depth 100")
 	opens := make(chan struct{})
-	address := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/api/v1/events" {
-			<-opens
-		}
-		s.ServeHTTP(w, r)
-	})) + "/"
-	p := newTab(t, address)
+	s.answerInstead("/api/v1/events", func(w http.ResponseWriter, r *http.Request) {
+		<-opens
+		s.inspector.ServeHTTP(w, r)
+	})
+	p := newTab(t, s.address(""))
 	p.expect("404")
-	p.open(address + linkTo("in", "later"))
+	p.open(s.address(linkTo("in", "later")))
 	await(p, "the table can't be read", text("#reports"), func(shown string) bool { return strings.Contains(shown, "could not be read") })
 	s.group("later", "1/h").Allow("late-key")
 	close(opens)
 	await(p, "its bucket is shown", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "late-key") })
-	p.open("about:blank") // or the server would wait for the stream
 }
 
 // The source comes while the page waits for the answer that there is none.
@@ -197,7 +184,13 @@ func TestTheTableComesIfItsSourceOvertakesTheAnswer(t *testing.T) {
 	s := newScene(t)
 	s.shaper("upstream", "50/s depth 100")
 	heldBack := make(chan struct{})
-	s.count(func() { s.heldBack = heldBack })
+	s.answerInstead("/api/v1/buckets", func(w http.ResponseWriter, r *http.Request) {
+		answer := s.asked(r)
+		if answer.Code == http.StatusNotFound {
+			<-heldBack
+		}
+		send(w, answer, answer.Body.String())
+	})
 	p := newTab(t, s.address(""))
 	p.expect("404")
 	p.open(s.address(linkTo("in", "later")))
@@ -212,38 +205,16 @@ func TestTheTableComesIfItsSourceOvertakesTheAnswer(t *testing.T) {
 func TestWithoutScriptTheTableAndItsFiltersAreThere(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	g := crowd(s, 20)
+	crowd(s, 20)
 	p := newTab(t, s.address(""))
 	p.withoutScript()
 	p.open(s.address(linkTo("sort", "key")))
-	at := func(what string, want []string) {
-		t.Helper()
-		p.awaitRows(what, want)
-	}
-	at("at once", sorted(statsOf(g), "key", everything))
+	s.awaitRows(p, "sort=key")
 	p.do(chromedp.SendKeys(chromedp.CSS("#contains"), "message_send"), chromedp.Submit(chromedp.CSS("#contains")))
-	messages := func(key string, _ shaper.Stats) bool { return strings.HasPrefix(key, "message_send") }
-	at("with a prefix", sorted(statsOf(g), "key", messages))
+	s.awaitRows(p, "sort=key&contains=message_send")
 	p.click("#filters [data-filter=waiting]")
-	lines := func(key string, st shaper.Stats) bool { return messages(key, st) && st.Waiting > 0 }
-	at("and a line", sorted(statsOf(g), "key", lines))
+	s.awaitRows(p, "sort=key&contains=message_send&waiting_gt=0")
 	p.click("#buckets [data-sort=waiting]")
-	await(p, "sorted", rows, func(ids []string) bool {
-		keys := keysOf(p, ids)
-		return slices.Equal(keys, sorted(statsOf(g), "waiting", lines)) || slices.Equal(keys, sorted(statsOf(g), "-waiting", lines))
-	})
+	s.awaitRows(p, "sort=-waiting&contains=message_send&waiting_gt=0")
 	p.awaitTrue("what needs script is not shown", `!document.querySelector("#tiles").checkVisibility() && !document.querySelector("#pause").checkVisibility()`)
-}
-
-func TestAClosedTabLeavesNothingBehind(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	s.shaper("upstream", "50/s depth 100")
-	t.Run("tabs", func(t *testing.T) {
-		for range 3 {
-			s.openPage(t, "")
-		}
-		require.Equal(t, 3, s.openStreams())
-	})
-	realtime.Until(t, func() bool { return s.openStreams() == 0 }, "the stream ends")
 }

@@ -17,15 +17,7 @@ import (
 // ends.
 func (s *scene) share(u *shaper.Shaper, perSecond map[string]int) {
 	for key, n := range perSecond {
-		s.requests.Go(func() {
-			for s.ctx.Err() == nil {
-				s.burst(u.For(key), 1)
-				select {
-				case <-time.After(time.Second / time.Duration(n)):
-				case <-s.ctx.Done():
-				}
-			}
-		})
+		s.every(time.Second/time.Duration(n), func() { s.burst(u.For(key), 1) })
 	}
 }
 
@@ -119,10 +111,8 @@ func TestHostileKeysAreTextAmongTheTurns(t *testing.T) {
 	s := newScene(t)
 	u := s.shaper("upstream", "1/h depth 600", shaper.WithFairQueue(nil))
 	require.NoError(t, u.Wait(context.Background()))
-	keys := map[string]bool{}
 	for n, key := range hostile {
 		s.lineUp(u, key, n+1)
-		keys[visible(key[:min(len(key), 256)])] = true
 	}
 	for n := range 100 {
 		s.lineUp(u, fmt.Sprint("made up ", n), 1)
@@ -131,18 +121,11 @@ func TestHostileKeysAreTextAmongTheTurns(t *testing.T) {
 	await(p, "the keys are there", turnNames, func(names []string) bool { return len(names) == 9 })
 	p.click("#turns-more")
 	names := await(p, "more keys are there", turnNames, func(names []string) bool { return len(names) == 25 })
-	for _, shown := range names[:24] {
-		name := strings.TrimLeft(shown, "12345678 ")
-		if strings.HasPrefix(name, "long") {
-			require.LessOrEqual(t, len(name), 260)
-			name = strings.TrimSuffix(name, "…")
-		}
-		found := false
-		for key := range keys {
-			found = found || strings.TrimLeft(key, " ") == name
-		}
-		require.True(t, found, "%q", shown)
-	}
 	require.Regexp(t, `^ \d+ other keys$`, names[24])
+	for k := range names {
+		names[k] = strings.TrimLeft(names[k], "12345678 ")
+		require.LessOrEqual(t, len(names[k]), 260)
+	}
+	require.Subset(t, names, []string{"(empty key)", `\u{202e}right to left\u{2066}`, `nul\u{0}byte`, `not\xff\xfetext`, "`;window.owned = 8//\\"})
 	p.harmless()
 }

@@ -21,13 +21,9 @@ func TestALinkRestoresTheView(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.shaper("upstream", "50/s depth 100")
-	g := crowd(s, 20)
-	want := sorted(statsOf(g), "-key", func(key string, st shaper.Stats) bool {
-		return strings.HasPrefix(key, "message_send") && st.Waiting > 0
-	})
-	require.NotEmpty(t, want)
+	crowd(s, 20)
 	p := s.openPage(t, linkTo("source", "clients", "key", "message_send:07", "contains", "message_send", "filter", "waiting", "sort", "-key"))
-	p.awaitRows("the list of the link", want)
+	require.NotEmpty(t, s.awaitRows(p, "sort=-key&contains=message_send&waiting_gt=0"))
 	require.Contains(t, eval[string](p, text("#selected")), "message_send:07")
 	require.Equal(t, "message_send", eval[string](p, `document.querySelector("#contains").value`))
 	require.Equal(t, []string{"waiting"}, eval[[]string](p, `[...document.querySelectorAll("#filters [data-filter][aria-pressed=true]")].map(b => b.dataset.filter)`))
@@ -37,13 +33,12 @@ func TestALinkRestoresTheView(t *testing.T) {
 func TestBackAndForwardGoThroughWhatWasLookedAt(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	g := crowd(s, 20)
-	all := sorted(statsOf(g), "key", everything)
-	waiting := sorted(statsOf(g), "key", func(_ string, st shaper.Stats) bool { return st.Waiting > 0 })
+	crowd(s, 20)
+	const all, filtered = "sort=key", "sort=key&waiting_gt=0"
 	p := s.openPage(t, linkTo("sort", "key"))
-	p.awaitRows("at first", all)
+	s.awaitRows(p, all)
 	p.click("#filters button[data-filter=waiting]")
-	p.awaitRows("filtered", waiting)
+	waiting := s.awaitRows(p, filtered)
 	p.click(linkOf(waiting[0]))
 	selected := func(what, key string) {
 		await(p, what, text("#selected"), func(name string) bool { return strings.Contains(name, key) })
@@ -51,12 +46,12 @@ func TestBackAndForwardGoThroughWhatWasLookedAt(t *testing.T) {
 	selected("a bucket is opened", waiting[0])
 	eval[any](p, "history.back()")
 	await(p, "back leaves the bucket", text("#selected"), func(name string) bool { return !strings.Contains(name, waiting[0]) })
-	p.awaitRows("and keeps the filter", waiting)
+	s.awaitRows(p, filtered)
 	eval[any](p, "history.back()")
-	p.awaitRows("back again drops the filter", all)
+	s.awaitRows(p, all)
 	eval[any](p, "history.go(2)")
 	selected("forward opens the bucket again", waiting[0])
-	p.awaitRows("and filters again", waiting)
+	s.awaitRows(p, filtered)
 }
 
 // A link to a moment shows the charts as they were then, to whoever opens it within the hour.
@@ -66,28 +61,29 @@ func TestALinkToAMomentShowsIt(t *testing.T) {
 	s.shaper("upstream", "1/h depth 1000")
 	now := time.Now().Truncate(time.Second)
 	point := func(before time.Duration, waiting float64) any { return pointAt(now.Add(-before), waiting) }
-	address := s.telling(func() string {
+	s.tell(func() string {
 		return greeting() + historyOf([]any{point(time.Second, 11), point(0, 22)}, point(50*time.Minute, 33), point(20*time.Minute, 44), point(10*time.Minute, 55)) +
 			event("detail", map[string]any{"bucket": nil, "histograms": map[string]any{}})
-	})
-	p := newTab(t, address)
-	p.open(address)
+	}, nil)
+	p := s.openPage(t, "")
 	await(p, "now", figure("waiting"), func(n float64) bool { return n == 22 })
+	await(p, "the tile tells the bursts that the mean of a second hides", text("#tiles [data-tile=arrivals] .note"), func(note string) bool {
+		return strings.HasPrefix(note, "bursts of 220/s")
+	})
 	p.described("of the last minute", "#chart-rate", `last 60 seconds. Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] == 220 })
 	p.click("[data-span=hour]")
 	p.described("of the last hour", "#chart-rate", `last hour. Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] == 550 })
 	p.click("#pause")
 	p.awaitTrue("the address has the instant", `new URLSearchParams(location.search).get("at") === `+js(now.UTC().Format("2006-01-02T15:04:05.000Z")))
 
-	p.open(address + linkTo("span", "hour", "paused", "1", "at", now.Add(-15*time.Minute).UTC().Format(time.RFC3339)))
+	p.open(s.address(linkTo("span", "hour", "paused", "1", "at", now.Add(-15*time.Minute).UTC().Format(time.RFC3339))))
 	await(p, "a quarter of an hour ago", figure("waiting"), func(n float64) bool { return n == 44 })
 	p.described("the hour before", "#chart-line", `last hour: up to ([\d.,]+), now ([\d.,]+)`, func(n []float64) bool { return n[0] == 44 && n[1] == 44 })
 	p.click("#pause")
 	await(p, "now again", figure("waiting"), func(n float64) bool { return n == 22 })
 
-	p.open(address + linkTo("at", now.Add(-2*time.Hour).UTC().Format(time.RFC3339)))
+	p.open(s.address(linkTo("at", now.Add(-2*time.Hour).UTC().Format(time.RFC3339))))
 	await(p, "too long ago", text("#story"), func(story string) bool { return strings.Contains(story, "is not known here") })
-	p.open("about:blank") // or the page would find that its server has gone
 }
 
 // Whoever is on call sees which source needs a look, also without seeing colors.
@@ -100,11 +96,9 @@ func TestEachSourceHasAMark(t *testing.T) {
 	server := buckettest.NewMemory()
 	server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
 	alone := s.shaper("alone", "1/s depth 3", shaper.WithBucket(server, "k"))
-	s.requests.Go(func() {
-		for beat := time.NewTicker(time.Second); s.ctx.Err() == nil; <-beat.C {
-			s.burst(full, 5)
-			s.burst(alone, 1)
-		}
+	s.every(time.Second, func() {
+		s.burst(full, 5)
+		s.burst(alone, 1)
 	})
 	p := s.openPage(t, "")
 	await(p, "the marks", text("#sources"), func(shown string) bool {
@@ -156,9 +150,9 @@ func TestAPausedPageAsksForNothing(t *testing.T) {
 func TestTheKeyboardReachesABucket(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	g := crowd(s, 20)
+	crowd(s, 20)
 	p := s.openPage(t, linkTo("sort", "key"))
-	first := sorted(statsOf(g), "key", everything)[0]
+	first := s.awaitRows(p, "sort=key")[0]
 	var reached []string
 	for range 60 {
 		p.do(chromedp.KeyEvent(kb.Tab))
@@ -237,12 +231,11 @@ func TestTheRowOfTheOpenBucketSaysWhatItsTilesSay(t *testing.T) {
 	require.NoError(t, json.Unmarshal(answer, &of))
 	point := pointAt(time.Now(), 49)
 	point["level"] = 1
-	address := s.telling(func() string {
+	s.tell(func() string {
 		return greeting() + historyOf([]any{point}) +
 			event("detail", map[string]any{"bucket": of["bucket"], "histograms": map[string]any{}})
-	})
-	p := newTab(t, address)
-	p.open(address)
+	}, nil)
+	p := s.openPage(t, "")
 	await(p, "the tile", figure("waiting"), func(n float64) bool { return n == 49 })
 	realtime.Until(t, func() bool { return p.sent("/api/v1/buckets\\?") >= 3 }, "several lists have said that nobody waits")
 	await(p, "the row", text("#buckets tbody tr"), func(shown string) bool { return strings.Contains(shown, "50 %\t49") })
@@ -254,10 +247,10 @@ func TestManyChangesLeaveTheTableWhereItIs(t *testing.T) {
 	s := newScene(t)
 	s.shaper("upstream", "1/h depth 99")
 	var changes []any
-	address := s.telling(func() string { return greeting(changes...) })
-	p := newTab(t, address)
+	s.tell(func() string { return greeting(changes...) }, nil)
+	p := newTab(t, s.address(""))
 	top := func() float64 {
-		p.open(address)
+		p.open(s.address(""))
 		p.live()
 		p.shoot(fmt.Sprint(len(changes), " changes"))
 		return eval[float64](p, `document.querySelector("#list").getBoundingClientRect().top + scrollY`)
@@ -269,5 +262,4 @@ func TestManyChangesLeaveTheTableWhereItIs(t *testing.T) {
 	}
 	require.Less(t, top()-without, 220.0)
 	require.Empty(t, p.violations())
-	p.open("about:blank") // or the page would find that its server has gone
 }

@@ -16,11 +16,7 @@ func TestWhatIfComparesTheSameArrivals(t *testing.T) {
 	u := s.shaper("upstream", "200/s depth 100")
 	before := u.Limits()
 	p := s.openPage(t, linkTo("source", "upstream"))
-	s.requests.Go(func() {
-		for beat := time.NewTicker(20 * time.Millisecond); s.ctx.Err() == nil; <-beat.C {
-			s.burst(u, 1)
-		}
-	})
+	s.every(20*time.Millisecond, func() { s.burst(u, 1) })
 	p.set("#what-if [name=limits]", "1/s depth 2")
 	p.click("#what-if button")
 	const cells = `Object.fromEntries([...document.querySelectorAll("#what-if-answer tbody tr")].map(row => [row.cells[0].innerText, [...row.cells].slice(1).map(cell => parseInt(cell.innerText))]))`
