@@ -1,13 +1,10 @@
 package inspect_test
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"io"
 	"io/fs"
 	"net/http"
 	"os"
-	"path"
 	"regexp"
 	"strings"
 	"testing"
@@ -86,26 +83,6 @@ func read(t *testing.T, name string) string {
 	text, err := fs.ReadFile(web, name)
 	require.NoError(t, err)
 	return string(text)
-}
-
-func TestVendoredFilesAreThoseOfTheirRelease(t *testing.T) {
-	stated := map[string]string{}
-	for _, line := range regexp.MustCompile(`(?m)^([0-9a-f]{64})  (\S+)$`).FindAllStringSubmatch(read(t, "uplot/VENDOR"), -1) {
-		stated[line[2]] = line[1]
-	}
-	files, err := fs.ReadDir(web, "uplot")
-	require.NoError(t, err)
-	for _, file := range files {
-		if file.Name() == "VENDOR" {
-			continue
-		}
-		sum := sha256.Sum256([]byte(read(t, path.Join("uplot", file.Name()))))
-		require.Equal(t, stated[file.Name()], hex.EncodeToString(sum[:]), "%s: its hash must be the one that uplot/VENDOR states", file.Name())
-	}
-	for _, name := range []string{"LICENSE", "uPlot.iife.min.js", "uPlot.min.css"} {
-		require.Contains(t, stated, name)
-		require.FileExists(t, path.Join("web/uplot", name))
-	}
 }
 
 // own calls f with each file of the page that is not vendored.

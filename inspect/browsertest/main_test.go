@@ -36,7 +36,7 @@ func (s suite) Run() int {
 	}
 	os.Setenv("TMPDIR", dir) // for the profile of the browser, and all that it writes
 	code := s.M.Run()
-	if err := stopBrowser(dir); err != nil {
+	if err := stopBrowser(); err != nil {
 		fmt.Fprintln(os.Stderr, "after the tests:", err)
 		code = max(code, 1)
 	}

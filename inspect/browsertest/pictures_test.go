@@ -8,7 +8,6 @@ import (
 	"image/draw"
 	"image/png"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -63,41 +62,25 @@ func TestPicturesOfThePage(t *testing.T) {
 		const first = `document.querySelector("#buckets tbody tr:has([aria-current]):first-child .waiting")?.textContent`
 		const calm = `document.querySelector("#reports").childElementCount === 0` // A busy machine may keep the list.
 		await(p, "a line that drains", `(tile => `+calm+` && `+first+` === String(tile) ? tile : -1)(`+figure("waiting")+`)`, func(n float64) bool { return n > 40 && n < 90 })
-		picture := p.picture("#now", "#list")
+		picture := p.picture()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "inspect-"+scheme+".png"), picture, 0o644))
 		require.Less(t, len(picture), maxPicture)
 	}
 }
 
-// picture returns the page in two parts, one above the other: its top up to the end of one element,
-// and the beginning of another. The elements between them are left out.
-func (p *tab) picture(end, beginning string) []byte {
-	const width, gap, rest = 1200, 24, 460
-	edge := func(selector, side string) float64 {
-		return eval[float64](p, "document.querySelector("+js(selector)+").getBoundingClientRect()."+side+" + scrollY")
-	}
-	shot, err := run(p, chromedp.FullScreenshot(100)) // one, so that both parts are of one instant
+// picture returns the top of the page and the beginning of its table. What stands between is hidden.
+func (p *tab) picture() []byte {
+	height := eval[int64](p, `(list => {
+		for (let e = document.querySelector("#now").nextElementSibling; e !== list; e = e.nextElementSibling) e.style.display = "none";
+		return Math.floor(list.getBoundingClientRect().top + scrollY) + 460;
+	})(document.querySelector("#list"))`)
+	p.do(chromedp.EmulateViewport(1200, height))
+	shot, err := run(p, chromedp.CaptureScreenshot())
 	require.NoError(p.t, err)
 	page, err := png.Decode(bytes.NewReader(shot))
 	require.NoError(p.t, err)
-	var parts []image.Image
-	height := 0
-	for _, clip := range []image.Rectangle{
-		image.Rect(0, 0, width, int(math.Ceil(edge(end, "bottom")))),
-		image.Rect(0, int(edge(beginning, "top")), width, int(edge(beginning, "top"))+rest),
-	} {
-		part := image.NewRGBA(image.Rect(0, 0, clip.Dx(), clip.Dy()))
-		draw.Draw(part, part.Rect, page, clip.Min, draw.Src)
-		parts = append(parts, part)
-		height += clip.Dy()
-	}
-	whole := image.NewRGBA(image.Rect(0, 0, width, height+gap))
-	draw.Draw(whole, whole.Rect, image.NewUniform(parts[1].At(0, 0)), image.Point{}, draw.Src) // the page's ground
-	top := 0
-	for _, part := range parts {
-		draw.Draw(whole, image.Rect(0, top, width, top+part.Bounds().Dy()), part, image.Point{}, draw.Src)
-		top += part.Bounds().Dy() + gap
-	}
+	whole := image.NewRGBA(page.Bounds())
+	draw.Draw(whole, whole.Rect, page, image.Point{}, draw.Src)
 	var encoded bytes.Buffer
 	require.NoError(p.t, (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&encoded, inFewColors(whole)))
 	return encoded.Bytes()

@@ -8,6 +8,7 @@ package house_test
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"go/ast"
@@ -275,5 +276,33 @@ func TestNoFileNamesAPathOfAMachine(t *testing.T) {
 		if strings.Count(here, string(filepath.Separator)) > 1 {
 			require.NotContainsf(t, string(text), here, "%s names the folder that this tree is in", file)
 		}
+	}
+}
+
+// Copied files are what their origin released: the VENDOR beside them names each with its hash, and
+// the version that the script says.
+func TestVendoredFilesAreThoseOfTheirRelease(t *testing.T) {
+	line, number := regexp.MustCompile(`(?m)^([0-9a-f]{64})  (\S+)$`), regexp.MustCompile(`\d+\.\d+\.\d+`)
+	for dir, script := range map[string]string{"inspect/web/uplot": "uPlot.iife.min.js", "inspect/browsertest/testdata/axe": "axe.min.js"} {
+		vendor, err := os.ReadFile(filepath.Join(root, dir, "VENDOR"))
+		require.NoError(t, err)
+		stated := map[string]string{"VENDOR": fmt.Sprintf("%x", sha256.Sum256(vendor))}
+		for _, m := range line.FindAllStringSubmatch(string(vendor), -1) {
+			stated[m[2]] = m[1]
+		}
+		found := map[string]string{}
+		files, err := os.ReadDir(filepath.Join(root, dir))
+		require.NoError(t, err)
+		for _, file := range files {
+			text, err := os.ReadFile(filepath.Join(root, dir, file.Name()))
+			require.NoError(t, err)
+			found[file.Name()] = fmt.Sprintf("%x", sha256.Sum256(text))
+			require.Equal(t, stated[file.Name()], found[file.Name()], "%s/%s: its hash must be the one that VENDOR states", dir, file.Name())
+			if file.Name() == script {
+				require.Contains(t, string(text[:100]), number.FindString(string(vendor)), dir)
+			}
+		}
+		require.Contains(t, found, script)
+		require.Contains(t, found, "LICENSE")
 	}
 }
