@@ -54,7 +54,7 @@ func TestAnOverrideIsPartOfItsBucketAfterManyLaterChanges(t *testing.T) {
 		require.Equal(t, "1 per 2h burst 9 depth 0", got.Limits)
 		require.NotNil(t, got.Override)
 		require.Equal(t, start, got.Override.From)
-		require.Equal(t, start.Add(2*time.Hour), got.Override.Until)
+		require.Equal(t, start.Add(2*time.Hour), *got.Override.Until)
 		require.Equal(t, `"Ann" at 127.0.0.1:4000`, got.Override.Who)
 		require.Equal(t, "1/h burst 9 depth 0", got.Override.Before)
 

@@ -21,13 +21,9 @@ func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 		usual := limits(t, "1 per 1h burst 9")
 		g := groupBy(t, func(string) (shaper.Limits, error) { return usual, nil })
 		c := newConsole(t, inspect.OfGroup(g))
-		of := func(key string) (found shaper.Limits) {
-			for k, st := range g.All() {
-				if k == key {
-					found = st.Limits
-				}
-			}
-			return found
+		of := func(key string) shaper.Limits {
+			st, _ := g.StatsOf(key)
+			return st.Limits
 		}
 		require.True(t, g.Allow("a/b"))
 		require.True(t, g.Allow("other"))
@@ -128,16 +124,12 @@ func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {
 				release, err := g.Acquire(t.Context(), "k", 1)
 				require.NoError(t, err)
 				defer release()
-				of := func() shaper.Limits {
-					for _, st := range g.All() {
-						return st.Limits
-					}
-					return shaper.Limits{}
-				}
-				require.Equal(t, limits(t, c.given), of())
+				st, _ := g.StatsOf("k")
+				require.Equal(t, limits(t, c.given), st.Limits)
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
-				require.Equal(t, limits(t, c.usual), of(), "%q", whats(console.changes(t)))
+				st, _ = g.StatsOf("k")
+				require.Equal(t, limits(t, c.usual), st.Limits, "%q", whats(console.changes(t)))
 			})
 		})
 	}
@@ -213,13 +205,9 @@ func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 			return usual, nil
 		})
 		c := newConsole(t, inspect.OfGroup(g))
-		of := func(key string) (found shaper.Limits) {
-			for k, st := range g.All() {
-				if k == key {
-					found = st.Limits
-				}
-			}
-			return found
+		of := func(key string) shaper.Limits {
+			st, _ := g.StatsOf(key)
+			return st.Limits
 		}
 		body := func(key string) string {
 			return fmt.Sprintf(`{"source":"one","key":%q,"limits":"1 per 2h burst 9","for":"10m"}`, key)

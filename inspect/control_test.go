@@ -68,24 +68,10 @@ func (c console) post(t *testing.T, path, body string) (done change) {
 	return done
 }
 
-// A change is the report of the control part on a change.
-type change struct {
-	At                     time.Time
-	Who, What, Source, Key string
-	ID                     string
-	Until                  *time.Time
-	Change                 record
-}
-
-// A record is a change as data.
-type record struct {
-	Kind, Source, Key, ID, Who string
-	From                       time.Time
-	Until, Ended               *time.Time
-	Limits, Before             *string
-	EndedBy                    *string `json:"ended_by"`
-	Outcome, Error             *string
-}
+type (
+	change = inspect.Change
+	record = inspect.Record
+)
 
 // recorded returns all changes that are in force, and those that have ended, the latest first.
 func (c console) recorded(t *testing.T, query string) (inForce, past []record) {
@@ -538,28 +524,14 @@ func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 // The document says which fields a body has, and which of them it must have.
 func TestTheDocumentedFieldsAreThoseThatAreTaken(t *testing.T) {
 	c := newConsole(t, inspect.Of(shaperOf(t, "50/s")))
-	var doc struct {
-		Paths map[string]struct {
-			Post *struct {
-				RequestBody struct {
-					Content map[string]struct {
-						Schema struct {
-							Required   []string
-							Properties map[string]any
-						}
-					}
-				}
-			}
-		}
-	}
-	told(t, c, "/api/openapi.json", &doc)
 	paths := 0
-	for path, operations := range doc.Paths {
-		if operations.Post == nil {
+	for path, operations := range document().Paths {
+		post, ok := operations["post"]
+		if !ok {
 			continue
 		}
 		paths++
-		of := operations.Post.RequestBody.Content["application/json"].Schema
+		of := post.RequestBody.Content["application/json"].Schema
 		for _, name := range []string{"source", "key", "id", "limits", "for", "who", "until"} {
 			parameter, message := refused(t, http.StatusBadRequest, c.send(path, fmt.Sprintf(`{%q:1}`, name)))
 			require.Equal(t, name, parameter)

@@ -84,7 +84,7 @@ func TestAStreamShowsABurstDrain(t *testing.T) {
 			arrived, left, refused := came(k)
 			arrivedBefore, leftBefore, refusedBefore := came(k - 10)
 			seconds := min(max(float64(k), 1)/10, 1)
-			require.Equal(t, time.Duration(k)*100*time.Millisecond, f.since(began))
+			require.Equal(t, time.Duration(k)*100*time.Millisecond, after(began, f))
 			require.InDelta(t, (arrived-arrivedBefore)/seconds, f.Arrivals, 5e-4, k)
 			require.InDelta(t, (left-leftBefore)/seconds, f.Departures, 5e-4, k)
 			require.InDelta(t, (refused-refusedBefore)/seconds, f.Refusals, 5e-4, k)
@@ -132,14 +132,14 @@ func TestTheHistoryIsOfTheLastMinuteAndTheLastHour(t *testing.T) {
 		time.Sleep(61*time.Minute + time.Millisecond)
 		past := pastOf(t, i, "/api/events")
 		require.Len(t, past.Points, 600)
-		require.Equal(t, 61*time.Minute, past.Points[599].since(began))
-		require.Equal(t, 60*time.Minute+100*time.Millisecond, past.Points[0].since(began))
+		require.Equal(t, 61*time.Minute, after(began, past.Points[599]))
+		require.Equal(t, 60*time.Minute+100*time.Millisecond, after(began, past.Points[0]))
 		require.Equal(t, 10.0, past.LongStep)
 		require.Len(t, past.Long, 360)
-		require.Equal(t, 61*time.Minute, past.Long[359].since(began))
-		require.Equal(t, time.Minute+10*time.Second, past.Long[0].since(began))
+		require.Equal(t, 61*time.Minute, after(began, past.Long[359]))
+		require.Equal(t, time.Minute+10*time.Second, after(began, past.Long[0]))
 
-		later := pastOf(t, i, fmt.Sprintf("/api/events?since=%d", past.Points[589].At))
+		later := pastOf(t, i, fmt.Sprintf("/api/events?since=%d", past.Points[589].AtMS))
 		require.Equal(t, past.Points[590:], later.Points)
 		require.Equal(t, past.Long[359:], later.Long)
 		require.Equal(t, http.StatusBadRequest, ask(i, "/api/events?since=-1").Code)
@@ -289,12 +289,12 @@ func TestASlowReaderGetsTheLatestFrame(t *testing.T) {
 		r := listen(t, i, "/api/events")
 		var f frame
 		r.until("frame", &f)
-		last := f.At
+		last := f.AtMS
 		time.Sleep(9*time.Second + time.Millisecond)
 		var got []int64
 		for range 3 {
 			r.until("frame", &f)
-			got = append(got, f.At-last)
+			got = append(got, f.AtMS-last)
 		}
 		// The first was being written all the while.
 		require.Equal(t, []int64{100, 9000, 9100}, got)

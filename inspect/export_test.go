@@ -35,3 +35,19 @@ func (i *Inspector) Recordings() int {
 	defer i.recordings.mu.Unlock()
 	return len(i.recordings.buckets)
 }
+
+// The forms of the API. Tests that read answers into them trust their names, which testdata/answers.txt
+// holds.
+type (
+	Bucket  = bucket
+	List    = list
+	Change  = change
+	Record  = record
+	WhatIf  = whatIf
+	Outcome = outcome
+	View    = quotaView
+	Turns   = turnsView
+	Turn    = turnView
+	History = history
+	Point   = point
+)

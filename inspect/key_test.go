@@ -74,7 +74,7 @@ func TestHostileKeysAreTextEverywhere(t *testing.T) {
 				}
 			}
 			listed := listOf(t, i, url.Values{"prefix": {key}}.Encode())
-			require.Containsf(t, listed.keys(), found[0].Key, "prefix %q", key)
+			require.Containsf(t, keysOf(listed), found[0].Key, "prefix %q", key)
 			require.Equal(t, 1, strings.Count(ask(i, "/?"+url.Values{"prefix": {key}, "sort": {"key"}, "limit": {"1"}}.Encode()).Body.String(), "<tr data-id"))
 		}
 	})
@@ -175,7 +175,7 @@ func TestKeysThatNothingTellsApartAreListedOnly(t *testing.T) {
 	}
 	i := show(t, "one", inspect.OfGroup(g))
 	const text = "inspect_test.likeKey same"
-	require.Equal(t, []string{text, text, text}, listOf(t, i, "").keys())
+	require.Equal(t, []string{text, text, text}, keysOf(listOf(t, i, "")))
 	require.Equal(t, http.StatusNotFound, ask(i, "/api/buckets/one/"+url.PathEscape(text)).Code)
 }
 
@@ -195,7 +195,7 @@ func TestALiveKeyOfAnyTypeIsFoundAtOnce(t *testing.T) {
 		g := keyedBy[int](t, "1 per 10000s")
 		i := show(t, "n", inspect.OfGroup(g))
 		for key := range 9 {
-			require.NotContains(t, listOf(t, i, "").keys(), fmt.Sprint(key))
+			require.NotContains(t, keysOf(listOf(t, i, "")), fmt.Sprint(key))
 			path := fmt.Sprint("/api/buckets/n/", key)
 			require.Equal(t, http.StatusNotFound, ask(i, path).Code)
 			require.True(t, g.Allow(key))

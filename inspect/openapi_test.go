@@ -1,6 +1,8 @@
 package inspect_test
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -20,12 +22,21 @@ import (
 
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
 )
 
 // A schema is as much of a JSON Schema as the document uses.
 type schema map[string]any
 
 type operation struct {
+	RequestBody struct {
+		Content map[string]struct {
+			Schema struct {
+				Required   []string
+				Properties map[string]any
+			}
+		}
+	}
 	Parameters []struct {
 		Name, In string
 		Schema   schema
@@ -311,4 +322,100 @@ func checkEvent(t *testing.T, e event) {
 	var value any
 	require.NoError(t, json.Unmarshal([]byte(e.data), &value))
 	require.NoError(t, document().check(of, value, e.name))
+}
+
+// Each figure stands under its own name: here no two of a kind are alike. If SHAPER_UPDATE_GOLDEN is 1,
+// the file is written anew.
+func TestAnswersAreTheOnesOfTheFile(t *testing.T) {
+	var answers bytes.Buffer
+	synctest.Test(t, func(t *testing.T) {
+		i := answering(t)
+		write := func(asked, answer string) {
+			fmt.Fprintf(&answers, "%s\n", asked)
+			require.NoError(t, json.Indent(&answers, []byte(strings.TrimSpace(answer)), "", " "))
+			answers.WriteString("\n")
+		}
+		for _, target := range []string{"buckets?source=down", "buckets/reserved/", "buckets/closed/", "buckets/many/a",
+			"line/one/", "keys/one/?max=1", "quota/one/?teams=1", "top", "what-if?source=one&limits=2/s", "changes"} {
+			write("GET "+target, ask(i, "/api/v1/"+target).Body.String())
+		}
+		r := listen(t, i, "/api/v1/events?source=one")
+		for _, name := range []string{"hello", "detail", "frame"} {
+			e := r.next()
+			for e.name != name {
+				e = r.next()
+			}
+			write(name, e.data)
+		}
+	})
+	const file = "testdata/answers.txt"
+	if os.Getenv("SHAPER_UPDATE_GOLDEN") == "1" {
+		require.NoError(t, os.WriteFile(file, answers.Bytes(), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), answers.String())
+}
+
+// answering makes an Inspector whose sources have all kinds of figures.
+func answering(t *testing.T) *inspect.Inspector {
+	fair := shaperOf(t, "4/s burst 2 depth 9", shaper.WithFairQueue(weights))
+	c := newConsole(t, inspect.OfQuota(fair, func(int) inspect.Quota { return sample() }))
+	g := groupBy(t, func(string) (shaper.Limits, error) { return limits(t, "1/h burst 9 depth 4 wait 50h"), nil })
+	c.Add("many", inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { return "usual", "limits.yaml", 3 })))
+
+	// All that can become of costs that were reserved.
+	reserved := shaperOf(t, "1/s burst 100 inflight 7")
+	c.Add("reserved", inspect.Of(reserved))
+	var settles []func(int)
+	for range 4 {
+		settle, err := reserved.Reserve(t.Context(), 20)
+		require.NoError(t, err)
+		settles = append(settles, settle)
+	}
+	settles[0](13)
+	settles[1](22)
+	time.Sleep(100 * time.Second) // All has drained.
+	settles[2](5)
+
+	server := buckettest.NewMemory()
+	server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
+	down := shaperOf(t, "1/s", shaper.WithBucket(server, "k"))
+	c.Add("down", inspect.Of(down))
+	for range 3 {
+		require.ErrorIs(t, down.Wait(t.Context()), shaper.ErrUnavailable)
+	}
+	closed := shaperOf(t, "1/s")
+	c.Add("closed", inspect.Of(closed))
+	for range 4 {
+		require.ErrorIs(t, closed.WaitN(t.Context(), 50), shaper.ErrTooCostly)
+	}
+	require.NoError(t, closed.Close())
+	require.ErrorIs(t, closed.Wait(t.Context()), shaper.ErrClosed)
+
+	require.Equal(t, http.StatusOK, ask(c, "/api/v1/what-if?source=one&limits=2/s").Code)
+	ctx, giveUp := context.WithCancel(t.Context())
+	time.Sleep(30 * time.Millisecond)  // Samples are taken at whole tenths of a second.
+	turnsOf(t, c, "/api/v1/keys/one/") // Departures are noted from now on.
+	time.Sleep(500 * time.Millisecond)
+	comes(fair, "bb", 7)
+	for range 3 {
+		go func() { _ = fair.For("a").WaitN(ctx, 1) }()
+	}
+	synctest.Wait()
+	late, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, fair.For("a").Wait(late), shaper.ErrTooLate)
+	comes(fair, "bb", 5)
+	time.Sleep(600 * time.Millisecond)
+	giveUp()
+
+	lineUp(t, g, "a", 12)
+	c.post(t, "/api/v1/limits", `{"source":"many","key":"a","limits":"2/h burst 9 depth 4","for":"10m","who":"Ann"}`)
+	c.post(t, "/api/v1/hold", `{"source":"one","for":"10m"}`)
+	c.post(t, "/api/v1/release", `{"source":"one"}`)
+	time.Sleep(time.Millisecond) // or there would be two changes of one age
+	c.post(t, "/api/v1/hold", `{"source":"reserved","for":"10m"}`)
+	time.Sleep(100 * time.Millisecond)
+	return c.Inspector
 }

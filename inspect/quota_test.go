@@ -14,32 +14,7 @@ import (
 	"example.com/leakybucket/inspect"
 )
 
-// quota is the API's report on a quota.
-type quota struct {
-	Provider string
-	Parts    []struct {
-		Name        string
-		Used, Limit uint64
-		Share       float64
-	}
-	Scarcest        *string
-	Level, Reserved float64
-	Teams           []struct {
-		Team, ID        string
-		Weight, Waiting int
-		MinuteTokens    uint64  `json:"minute_tokens"`
-		HourTokens      uint64  `json:"hour_tokens"`
-		LongestWait     float64 `json:"longest_wait_s"`
-		Refused         uint64
-	}
-	Others struct {
-		HourTokens uint64 `json:"hour_tokens"`
-	}
-	LongestWait float64 `json:"longest_wait_s"`
-	Refusals    uint64  `json:"provider_refusals"`
-	Forfeited   uint64
-	Hint        *string
-}
+type quota = inspect.View
 
 // sample is a state with something to see everywhere.
 func sample() inspect.Quota {
@@ -52,7 +27,7 @@ func sample() inspect.Quota {
 			{Team: "batch", Weight: 1, MinuteTokens: 10_000, HourTokens: 90_000, Refused: 2},
 		},
 		Others:      inspect.QuotaTeam{HourTokens: 7000, MinuteTokens: 7500},
-		LongestWait: 2 * time.Second, Refused: 2, Forfeited: 1000, Hint: "a larger burst keeps it",
+		LongestWait: 2 * time.Second, Refused: 2, Refusals: 5, Forfeited: 1000, Hint: "a larger burst keeps it",
 	}
 }
 
@@ -78,7 +53,7 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 		require.Equal(t, 0.8, got.Level)
 		require.Equal(t, 0.2, got.Reserved)
 		require.Len(t, got.Teams, 1, "no more than were asked for")
-		require.Equal(t, 1.5, got.Teams[0].LongestWait)
+		require.Equal(t, 1.5, got.Teams[0].LongestWaitS)
 		require.EqualValues(t, 97_000, got.Others.HourTokens, "with the teams that are not told")
 		require.Equal(t, "a larger burst keeps it", *got.Hint)
 

@@ -75,51 +75,14 @@ func recorded(i http.Handler, r *http.Request) *httptest.ResponseRecorder {
 	return w
 }
 
-// A bucket has what tests look at, of a bucket in the API.
-type bucket struct {
-	Source, Key, ID, Limits      string
-	Rate                         *float64
-	Burst, Depth                 int
-	Waiting                      int
-	Level, Fill                  float64
-	OldestWait                   float64  `json:"oldest_wait_s"`
-	Idle                         *float64 `json:"idle_s"`
-	LastCall                     *string  `json:"last_call"`
-	DryRun                       bool     `json:"dry_run"`
-	Departed, Refused, Abandoned uint64
-	Refusing                     bool
+type (
+	bucket = inspect.Bucket
+	list   = inspect.List
+	frame  = inspect.Point
+)
 
-	QueueFull   uint64 `json:"queue_full"`
-	TooLate     uint64 `json:"too_late"`
-	TooCostly   uint64 `json:"too_costly"`
-	Closed      uint64
-	Unavailable uint64
-	Shared      *struct {
-		State    string
-		Error    *string
-		Held     int64
-		Failures uint64
-	}
-	Override *struct {
-		From, Until time.Time
-		Who, Before string
-	}
-}
-
-type list struct {
-	Sources []struct {
-		Name, Kind string
-		Keys       int
-		Closed     bool
-		Shared     *struct{ State string }
-	}
-	Matched int
-	Buckets []bucket
-	Next    *string
-}
-
-// keys returns the keys of the buckets, in their order.
-func (l list) keys() []string {
+// keysOf returns the keys of the buckets of a list, in their order.
+func keysOf(l list) []string {
 	keys := []string{}
 	for _, b := range l.Buckets {
 		keys = append(keys, b.Key)
@@ -291,26 +254,5 @@ func (r *reader) until(name string, data any) {
 	}
 }
 
-// A frame is what tests look at of a point of a history.
-type frame struct {
-	At         int64 `json:"at_ms"`
-	Arrivals   float64
-	Departures float64
-	Refusals   float64
-	Abandoned  float64
-	Waiting    int
-	Level      *float64
-	Rate       *float64
-	Depth      *int
-	Held       bool
-	DryRun     bool `json:"dry_run"`
-	Brief      struct {
-		OverS                float64 `json:"over_s"`
-		Arrivals, Departures float64
-	}
-}
-
-// at is the instant of a frame since began.
-func (f frame) since(began time.Time) time.Duration {
-	return time.UnixMilli(f.At).Sub(began)
-}
+// after returns the instant of a frame since began.
+func after(began time.Time, f frame) time.Duration { return time.UnixMilli(f.AtMS).Sub(began) }

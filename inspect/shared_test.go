@@ -89,29 +89,3 @@ func TestWhatIsHeldOfASharedBucketIsShown(t *testing.T) {
 		requireReasonsAddUp(t, l.Buckets[0])
 	})
 }
-
-// The costs reserved, given back, charged and found drained are in the answer of one bucket and in
-// the list.
-func TestReservationsAreInTheAnswers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "1/s burst 100")
-		c := newConsole(t, inspect.Of(s))
-		var settles []func(int)
-		for range 4 {
-			settle, err := s.Reserve(t.Context(), 20)
-			require.NoError(t, err)
-			settles = append(settles, settle)
-		}
-		settles[0](13)
-		settles[1](22)
-		time.Sleep(100 * time.Second) // All has drained.
-		settles[2](5)
-		type figures struct {
-			Reserved, Charged, Forfeited int
-			GivenBack                    int `json:"given_back"`
-		}
-		var answer struct{ Bucket figures }
-		told(t, c, "/api/v1/buckets/one/", &answer)
-		require.Equal(t, figures{Reserved: 20, GivenBack: 7, Charged: 2, Forfeited: 15}, answer.Bucket)
-	})
-}

@@ -190,7 +190,7 @@ func TestARemovedSourceIsShownNoLonger(t *testing.T) {
 		gone, stays := listen(t, i, "/api/events?source=one&key=a"), listen(t, i, "/api/events?source=two")
 		require.Equal(t, "hello", gone.next().name)
 		require.Equal(t, "hello", stays.next().name)
-		require.Equal(t, []string{"a", "b"}, listOf(t, i, "sort=key").keys())
+		require.Equal(t, []string{"a", "b"}, keysOf(listOf(t, i, "sort=key")))
 
 		i.Remove("one")
 		var sources []struct{ Name string }
@@ -202,13 +202,13 @@ func TestARemovedSourceIsShownNoLonger(t *testing.T) {
 		for _, target := range []string{"/api/buckets?source=one", "/api/buckets/one/a", "/api/events?source=one", "/api/line/one/a"} {
 			require.Equal(t, http.StatusNotFound, ask(i, target).Code, target)
 		}
-		require.Equal(t, []string{"b"}, listOf(t, i, "sort=key").keys())
+		require.Equal(t, []string{"b"}, keysOf(listOf(t, i, "sort=key")))
 		i.Remove("one") // There is none.
 
 		other := groupOf(t, "4/s")
 		other.Allow("c")
 		i.Add("one", inspect.OfGroup(other))
-		require.Equal(t, []string{"c"}, listOf(t, i, "source=one").keys())
+		require.Equal(t, []string{"c"}, keysOf(listOf(t, i, "source=one")))
 		again := listen(t, i, "/api/events?source=one&key=c")
 		var frame struct{ Level *float64 }
 		again.until("frame", &frame)
@@ -247,18 +247,6 @@ func TestChangesOfARemovedSourceEnd(t *testing.T) {
 		require.Zero(t, s.Stats().HeldUntil)
 		require.Equal(t, limits(t, "5/s"), other.Limits())
 		require.Contains(t, c.log.String(), `what="limits 5/s depth 0 have ended; back to 50/s depth 100 (the source was removed)"`)
-	})
-}
-
-func TestRecordingsOfARemovedSourceEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
-		require.Equal(t, http.StatusOK, ask(i, "/api/what-if?source=one&limits=2/s").Code)
-		i.Remove("one")
-		synctest.Wait()
-		time.Sleep(6 * time.Minute) // The timer of the recording must not find what is not there.
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-		require.Equal(t, http.StatusOK, ask(i, "/api/what-if?source=one&limits=2/s").Code)
 	})
 }
 
