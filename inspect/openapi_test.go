@@ -339,6 +339,7 @@ func TestAnswersAreTheOnesOfTheFile(t *testing.T) {
 			"line/one/", "keys/one/?max=1", "quota/one/?teams=1", "top", "what-if?source=one&limits=2/s", "changes"} {
 			write("GET "+target, ask(i, "/api/v1/"+target).Body.String())
 		}
+		fmt.Fprintf(&answers, "GET buckets.csv?sort=-refused\n%s", ask(i, "/api/v1/buckets.csv?sort=-refused").Body)
 		r := listen(t, i, "/api/v1/events?source=one")
 		for _, name := range []string{"hello", "detail", "frame"} {
 			e := r.next()

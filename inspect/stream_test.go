@@ -265,45 +265,6 @@ func TestLinksOfThePageAreRelative(t *testing.T) {
 	}
 }
 
-// A change that can't be ended must not be mistaken for one of the source that comes next under
-// the name: the API would say 200 to a hold, and hold what nobody sees any more.
-func TestAHangingChangeOfARemovedSourceIsNotThatOfTheNext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var hangs atomic.Bool
-		blocked := make(chan struct{})
-		old := groupBy(t, func(string) (shaper.Limits, error) {
-			if hangs.Load() {
-				<-blocked
-			}
-			return limits(t, "1/h burst 9"), nil
-		})
-		c := newConsole(t, inspect.OfGroup(old))
-		defer close(blocked)
-		require.True(t, old.Allow("a"))
-		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"7/h","for":"10m"}`)
-		hangs.Store(true)
-		c.Remove("one")
-		inForce, past := c.recorded(t, "")
-		require.Empty(t, inForce)
-		require.Equal(t, "failed", *past[0].Outcome)
-
-		next := groupOf(t, "2/h burst 9")
-		c.Add("one", inspect.OfGroup(next))
-		require.True(t, next.Allow("a"))
-		shown, _ := c.overridden(t, "a")
-		require.Nil(t, shown.Override)
-		c.post(t, "/api/hold", `{"source":"one","key":"a","for":"10m"}`)
-		st, _ := next.StatsOf("a")
-		require.NotZero(t, st.HeldUntil)
-		st, _ = old.StatsOf("a")
-		require.Zero(t, st.HeldUntil)
-		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"9/h","for":"10m"}`)
-		st, _ = next.StatsOf("a")
-		require.Equal(t, limits(t, "9/h"), st.Limits)
-		c.post(t, "/api/reset", `{"source":"one","key":"a"}`)
-	})
-}
-
 func TestAStreamThatBeganWithoutASourceStopsNoSampler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := blank(t)
@@ -315,22 +276,24 @@ func TestAStreamThatBeganWithoutASourceStopsNoSampler(t *testing.T) {
 	})
 }
 
-// Remove lets no other change hold it up for more than five seconds. Whatever is asked of its source
-// in that time must leave nothing behind: neither a change that nobody ends, nor a recording.
-func TestWhatBeginsWhileItsSourceIsRemovedLeavesNothing(t *testing.T) {
+// Remove waits five seconds for a change that hangs. Whatever is asked of its source in that time must
+// leave nothing behind: neither a change that nobody ends, nor a recording. And the change that hangs
+// must not be mistaken for one of the source that comes next under the name: the API would say 200 to a
+// hold, and hold what nobody sees any more.
+func TestARemovedSourceWhoseChangeHangsLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hangs atomic.Bool
 		blocked := make(chan struct{})
-		g := groupBy(t, func(key string) (shaper.Limits, error) {
+		old := groupBy(t, func(key string) (shaper.Limits, error) {
 			if key == "hangs" && hangs.Load() {
 				<-blocked
 			}
 			return limits(t, "1/h burst 9"), nil
 		})
-		c := newConsole(t, inspect.OfGroup(g))
+		c := newConsole(t, inspect.OfGroup(old))
 		defer close(blocked)
-		require.True(t, g.Allow("hangs"))
-		require.True(t, g.Allow("a"))
+		require.True(t, old.Allow("hangs"))
+		require.True(t, old.Allow("a"))
 		c.post(t, "/api/limits", `{"source":"one","key":"hangs","limits":"7/h","for":"10m"}`)
 		hangs.Store(true)
 		removed := make(chan time.Time, 1)
@@ -339,7 +302,7 @@ func TestWhatBeginsWhileItsSourceIsRemovedLeavesNothing(t *testing.T) {
 			c.Remove("one")
 			removed <- time.Now()
 		}()
-		synctest.Wait() // It waits for the change of the key that hangs.
+		synctest.Wait()
 
 		for path, change := range map[string]string{
 			"/api/limits": `{"source":"one","key":"a","limits":"8/h","for":"10m"}`,
@@ -349,13 +312,27 @@ func TestWhatBeginsWhileItsSourceIsRemovedLeavesNothing(t *testing.T) {
 		}
 		require.Equal(t, http.StatusOK, ask(c, "/api/what-if?source=one&key=a&limits=2/h").Code, "it is shown still")
 		require.Equal(t, begun.Add(5*time.Second), <-removed)
-
-		st, _ := g.StatsOf("a")
+		st, _ := old.StatsOf("a")
 		require.Zero(t, st.HeldUntil)
 		require.Equal(t, limits(t, "1/h burst 9"), st.Limits)
-		inForce, _ := c.recorded(t, "")
-		require.Empty(t, inForce)
 		require.Zero(t, c.Recordings(), "it keeps the latest requests of a bucket that nobody sees")
 		refused(t, http.StatusNotFound, ask(c, "/api/what-if?source=one&key=a&limits=2/h"))
+		inForce, past := c.recorded(t, "")
+		require.Empty(t, inForce)
+		require.Equal(t, "failed", *past[0].Outcome)
+
+		next := groupOf(t, "2/h burst 9")
+		c.Add("one", inspect.OfGroup(next))
+		require.True(t, next.Allow("hangs"))
+		shown, _ := c.overridden(t, "hangs")
+		require.Nil(t, shown.Override)
+		c.post(t, "/api/hold", `{"source":"one","key":"hangs","for":"10m"}`)
+		c.post(t, "/api/limits", `{"source":"one","key":"hangs","limits":"9/h","for":"10m"}`)
+		st, _ = next.StatsOf("hangs")
+		require.NotZero(t, st.HeldUntil)
+		require.Equal(t, limits(t, "9/h"), st.Limits)
+		c.post(t, "/api/reset", `{"source":"one","key":"hangs"}`)
+		st, _ = old.StatsOf("hangs")
+		require.Zero(t, st.HeldUntil)
 	})
 }
