@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"math"
 	"net/http"
 	"os"
@@ -149,137 +148,11 @@ func respond(w http.ResponseWriter, text string) {
 	_, _ = io.WriteString(w, text)
 }
 
+// The dimensions of all drawings, in pixels.
 const (
-	chartColumns = 36 // about that many; each is two characters wide
-	chartRows    = 5  // height of the highest bar
-)
-
-// burstChart draws both trials as bars over time, all in the same scale.
-func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
-	if len(direct.reached) == 0 || len(shaped.arrived) == 0 {
-		return "No request arrived: there is nothing to draw.\n"
-	}
-	begin, end := shaped.span()
-	// A column is a whole number of the shaper's intervals, or an interval a whole
-	// number of columns: otherwise an even flow would look uneven. Columns begin in the
-	// middle between two departures, so that a departure that is a little early or late
-	// is not counted in the column of its neighbour.
-	every := max(end.Sub(begin).Seconds(), 1e-6) / chartColumns
-	switch {
-	case info.unlimited:
-	case info.interval <= every:
-		every = info.interval * math.Ceil(every/info.interval)
-	default:
-		every = info.interval / math.Floor(info.interval/every)
-	}
-	lead := min(info.interval, every) / 2
-	columns := int((end.Sub(begin).Seconds()+lead)/every) + 1
-
-	count := func(begin time.Time, at []time.Time) []int {
-		counts := make([]int, columns)
-		for _, a := range at {
-			column := int((a.Sub(begin).Seconds() + lead) / every)
-			counts[min(max(column, 0), columns-1)]++
-		}
-		return counts
-	}
-	// A series is counts over time, a column each.
-	type series struct {
-		title  string
-		colour colour
-		counts []int
-	}
-	all := []series{
-		{"direct: " + countAndSpan("reach the upstream", direct.reached), red, count(direct.reached[0], direct.reached)},
-		{"shaped: " + countAndSpan("arrive at the proxy", shaped.arrived), yellow, count(begin, shaped.arrived)},
-	}
-	if len(shaped.disconnects) > 0 {
-		all = append(all, series{"shaped: " + countAndSpan("disconnect while waiting", shaped.disconnects), blue, count(begin, shaped.disconnects)})
-	}
-	all = append(all, series{"shaped: " + countAndSpan("reach the upstream", shaped.reached), green, count(begin, shaped.reached)})
-
-	var b strings.Builder
-	peak := 1
-	for _, s := range all {
-		peak = max(peak, slices.Max(s.counts))
-	}
-	for _, s := range all {
-		fmt.Fprintf(&b, "  %s\n", t.coloured(bold, s.title))
-		label := fmt.Sprint(slices.Max(s.counts))
-		for _, row := range bars(s.counts, peak) {
-			fmt.Fprintf(&b, "%6s %s\n", label, t.coloured(s.colour, row))
-			label = ""
-		}
-	}
-	b.WriteString(axis(columns, every, lead))
-	note := fmt.Sprintf("one column is %s; the number is how many requests the highest bar counts", limitwords.Seconds(every))
-	fmt.Fprintf(&b, "  %s\n", t.coloured(faint, note))
-	return b.String()
-}
-
-// axis draws the time axis below columns of every seconds each, with labels at round times. The
-// first column begins lead before 0.
-func axis(columns int, every, lead float64) string {
-	const margin = "       " // left of the bars, for the number of the highest one
-	width, length := 2*columns-1, float64(columns)*every
-	step, unit := roundStep(length/6), limitwords.UnitFor(length)
-	line := []rune(strings.Repeat("─", width))
-	labels := []rune(strings.Repeat(" ", width+8))
-	for i := 0; ; i++ {
-		at := int(2 * (float64(i)*step + lead) / every)
-		if at >= width {
-			break
-		}
-		line[at] = '┴'
-		copy(labels[at:], []rune(fmt.Sprintf("%.6g %s", float64(i)*step/unit.Length, unit.Name)))
-	}
-	return fmt.Sprintf("%s%s\n%s%s\n", margin, string(line), margin, strings.TrimRight(string(labels), " "))
-}
-
-// countAndSpan returns the text of how many requests or clients did what, and
-// within which time.
-func countAndSpan(did string, at []time.Time) string {
-	text := fmt.Sprintf("%d %s", len(at), did)
-	if len(at) > 1 {
-		text += " within " + seconds(at[len(at)-1].Sub(at[0]))
-	}
-	return text
-}
-
-// bars draws counts as upright bars, each two characters wide. It returns the
-// rows from top to bottom, without empty rows on top.
-func bars(counts []int, peak int) (rows []string) {
-	steps := []rune(" ▁▂▃▄▅▆▇█")
-	for row := chartRows - 1; row >= 0; row-- {
-		var b strings.Builder
-		for _, n := range counts {
-			height := int(math.Round(float64(n) / float64(peak) * chartRows * 8))
-			if n > 0 {
-				height = max(height, 1) // Even one request among many is shown.
-			}
-			b.WriteRune(steps[min(max(height-row*8, 0), 8)])
-			b.WriteByte(' ')
-		}
-		if line := strings.TrimRight(b.String(), " "); line != "" || row == 0 {
-			rows = append(rows, line)
-		}
-	}
-	return rows
-}
-
-// The dimensions of the drawing, in pixels.
-const (
-	svgWidth          = 760
-	svgHeight         = 256
-	svgLeft           = 24
-	svgRight          = 736
-	stacksBase        = 138.0 // y of the bottom of the stacks of arrivals
-	stacksHeight      = 122.0
-	dotWidth          = 5
-	disconnectsBase   = 153.0 // y of the bottom of the marks of clients that disconnect
-	disconnectsHeight = 9.0
-	ticksBase         = 224.0 // y of the bottom of the ticks of departures
-	ticksHeight       = 34.0
+	svgWidth = 760
+	svgLeft  = 24
+	svgRight = 736
 )
 
 // svgStyle has colours for light and for dark pages, and uses the reader's own
@@ -328,86 +201,6 @@ func (d *drawing) times(y, length float64) {
 		d.add(`<path class="l" d="M%.1f %.0fv5"/><text class="m" x="%.0f" y="%.0f" text-anchor="middle">%.6g %s</text>`,
 			at, y+1, at, y+20, float64(i)*step/unit.Length, unit.Name)
 	}
-}
-
-// burstSVG draws the shaped trial as an SVG. On top, each arrival at the proxy is
-// a dot, stacked where many come at once. At the bottom, each arrival at the
-// upstream is a tick. Between them, a short mark is a client that disconnected.
-func burstSVG(info limitsInfo, shaped trial) string {
-	if len(shaped.reached) == 0 {
-		return ""
-	}
-	begin, end := shaped.span()
-	length := max(end.Sub(begin).Seconds(), 1e-6)
-	x := func(at time.Time) float64 {
-		return svgLeft + at.Sub(begin).Seconds()/length*(svgRight-svgLeft)
-	}
-	disconnected := ""
-	if shaped.left > 0 {
-		disconnected = fmt.Sprintf(", %d disconnect while they wait", shaped.left)
-	}
-	d := newDrawing(svgHeight, "", "With limits %s, a ragged burst of %s; %d are refused at once%s and %d reach the upstream evenly within %s",
-		info.limits, countAndSpan("requests arrives", shaped.arrived), shaped.refused, disconnected, len(shaped.reached),
-		seconds(shaped.reached[len(shaped.reached)-1].Sub(shaped.reached[0])))
-	d.ground(stacksBase)
-	d.ground(ticksBase)
-	d.times(ticksBase, length)
-	stacks, edge := dotStacks(shaped.visits, x)
-	d.WriteString(stacks)
-	if shaped.left > 0 {
-		d.add(`<path class="v" stroke-width="1.6" d="%s"/>`, ticks(shaped.disconnects, x, disconnectsBase, disconnectsHeight))
-	}
-	d.add(`<path class="d" stroke-width="2.4" d="%s"/>`, ticks(shaped.reached, x, ticksBase, ticksHeight))
-
-	y := 44.0
-	line := func(class, format string, args ...any) {
-		d.text(class, edge+24, y, format, args...)
-		y += 22
-	}
-	line("t", "A ragged burst goes in: %s", countAndSpan("requests", shaped.arrived))
-	line("a", "%d are admitted, and wait up to %s", shaped.served+shaped.left, seconds(shaped.longestWait))
-	if shaped.left > 0 {
-		line("v", "%d of these disconnect while they wait, and %s", shaped.left, costInSlots(shaped.wasted))
-	}
-	if shaped.refused > 0 {
-		line("r", "%d do not fit, and are refused at once", shaped.refused)
-	}
-	out := "A comb comes out"
-	if !info.unlimited {
-		out += ": one every " + limitwords.Seconds(info.interval)
-	}
-	d.text("d", svgLeft, ticksBase-ticksHeight-10, "%s", out)
-	return d.end()
-}
-
-// dotStacks draws visits as stacks of dots, in the order in which they arrived. It
-// returns one path for each class of dots, and the x of their right edge.
-func dotStacks(visits []*visit, x func(time.Time) float64) (stacks string, edge float64) {
-	column := func(v *visit) int { return int(x(v.arrived) / (dotWidth + 1)) }
-	heights := make([]int, svgWidth)
-	for _, v := range visits {
-		heights[column(v)]++
-	}
-	pitch := min(4, stacksHeight/float64(slices.Max(heights)))
-	clear(heights)
-	paths := map[string]string{} // by class, and so by colour
-	for _, v := range visits {
-		at, class := column(v), "a"
-		switch {
-		case v.refused != nil:
-			class = "r"
-		case !v.leftAt().IsZero():
-			class = "v"
-		}
-		left := float64(at * (dotWidth + 1))
-		edge = max(edge, left+dotWidth)
-		paths[class] += fmt.Sprintf("M%.0f %.1fh%d", left, stacksBase-(float64(heights[at])+0.5)*pitch, dotWidth)
-		heights[at]++
-	}
-	for _, class := range slices.Sorted(maps.Keys(paths)) {
-		stacks += fmt.Sprintf(`<path class="%s" stroke-width="%.1f" d="%s"/>`+"\n", class, pitch*0.75, paths[class])
-	}
-	return stacks, edge
 }
 
 // ticks draws instants as upright marks.

@@ -17,27 +17,6 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-func TestAWrongRefusalOrAdmissionIsAFault(t *testing.T) {
-	refused := func(reason error, waiting int) *visit {
-		return &visit{refused: &shaper.RejectError{Reason: reason}, waiting: waiting}
-	}
-	for name, c := range map[string]struct {
-		limits string
-		visit  *visit
-		wrong  bool
-	}{
-		"a full line refuses":      {"100/s depth 2", refused(shaper.ErrQueueFull, 2), false},
-		"refused with a place":     {"100/s depth 2", refused(shaper.ErrQueueFull, 1), true},
-		"one too many waits":       {"100/s depth 2", &visit{waiting: 3}, true},
-		"without a line":           {"100/s burst 2", refused(shaper.ErrQueueFull, 0), false},
-		"too late for MaxWait":     {"100/s depth 9 wait 10ms", refused(shaper.ErrTooLate, 1), false},
-		"not too late for MaxWait": {"100/s depth 9 wait 30ms", refused(shaper.ErrTooLate, 1), true},
-		"no MaxWait":               {"100/s depth 9", refused(shaper.ErrTooLate, 8), true},
-	} {
-		require.Equal(t, c.wrong, misjudged(newLimitsInfo(limitsOf(t, c.limits)), c.visit) != "", name)
-	}
-}
-
 // A gap between departures is a lost slot if a request was waiting, unless the shaper itself reports
 // that the machine was that late.
 func TestWastedSlots(t *testing.T) {
@@ -84,31 +63,41 @@ func requireFault(t *testing.T, says string, faults []string) {
 }
 
 func TestJudgeBurst(t *testing.T) {
-	for says, spoil := range map[string]func(direct, shaped *trial){
-		"":                                    func(_, _ *trial) {},
-		"the upstream served the burst of 18": func(direct, _ *trial) { direct.failed = 0 },
-		"the burst of 3 fits into the upstream's":  func(direct, _ *trial) { direct.failed, direct.sent = 0, 3 },
-		"1 request failed behind the shaper":       func(_, shaped *trial) { shaped.failed = 1 },
-		"1 request got no response":                func(_, shaped *trial) { shaped.other = 1 },
-		"16 were served behind the shaper, but 15": func(_, shaped *trial) { shaped.served = 16 },
-		"14 were served behind the shaper, but 15": func(_, shaped *trial) { shaped.served = 14 },
-		"with 12 in a line of 13":                  func(_, shaped *trial) { shaped.visits[17].waiting = 12 },
-		"14 waited in a line of 13":                func(_, shaped *trial) { shaped.visits[14].waiting = 14 },
-		"1 slot passed unused":                     func(_, shaped *trial) { shaped.wasted = 1 },
-		"none of 2 impatient clients":              func(_, shaped *trial) { shaped.impatient = 2 },
-		"2 slots were given to clients that had d": func(_, shaped *trial) { shaped.impatient, shaped.left, shaped.wasted = 2, 1, 2 },
-	} {
-		direct, shaped := trials()
-		spoil(&direct, &shaped)
-		info := newLimitsInfo(limitsOf(t, "20/s depth 13"))
-		requireFault(t, says, judgeBurst(info, capacity{workers: 3}, direct, shaped))
-
-		// One client may disconnect just when its slot has been given to it.
-		if says == "" {
+	const late, limits = "20/s depth 13 wait 700ms", "20/s depth 13"
+	tooLate := func(v *visit, waiting int) {
+		v.refused, v.waiting = &shaper.RejectError{Reason: shaper.ErrTooLate}, waiting
+	}
+	for name, c := range map[string]struct {
+		limits string
+		spoil  func(direct, shaped *trial)
+		says   string // "": nothing
+	}{
+		"all is well":         {limits, func(_, _ *trial) {}, ""},
+		"direct did not fail": {limits, func(direct, _ *trial) { direct.failed = 0 }, "the upstream served the burst of 18"},
+		"too small a burst":   {limits, func(direct, _ *trial) { direct.failed, direct.sent = 0, 3 }, "the burst of 3 fits into the upstream's"},
+		"one failed":          {limits, func(_, shaped *trial) { shaped.failed = 1 }, "1 request failed behind the shaper"},
+		"one got nothing":     {limits, func(_, shaped *trial) { shaped.other = 1 }, "1 request got no response"},
+		"one never arrived":   {limits, func(_, shaped *trial) { shaped.served = 16 }, "16 were served behind the shaper, but 15"},
+		"one too many came":   {limits, func(_, shaped *trial) { shaped.served = 14 }, "14 were served behind the shaper, but 15"},
+		"refused with room":   {limits, func(_, shaped *trial) { shaped.visits[17].waiting = 12 }, "with 12 in a line of 13"},
+		"one too many waits":  {limits, func(_, shaped *trial) { shaped.visits[14].waiting = 14 }, "14 waited in a line of 13"},
+		"too late":            {late, func(_, shaped *trial) { tooLate(shaped.visits[17], 13) }, ""},
+		"not too late":        {late, func(_, shaped *trial) { tooLate(shaped.visits[17], 12) }, "with 12 in a line of 13"},
+		"no MaxWait":          {limits, func(_, shaped *trial) { tooLate(shaped.visits[17], 13) }, "a request was refused"},
+		"a slot passed":       {limits, func(_, shaped *trial) { shaped.wasted = 1 }, "1 slot passed unused"},
+		"none disconnected":   {limits, func(_, shaped *trial) { shaped.impatient = 2 }, "none of 2 impatient clients"},
+		"two slots were spent": {limits, func(_, shaped *trial) { shaped.impatient, shaped.left, shaped.wasted = 2, 1, 2 },
+			"2 slots were given to clients that had d"},
+		"at its turn, a client disconnects": {limits, func(_, shaped *trial) {
 			shaped.visits[3].left = shaped.visits[3].departed
 			shaped.impatient, shaped.left, shaped.served, shaped.wasted = 2, 1, 14, 1
-			requireFault(t, says, judgeBurst(info, capacity{workers: 3}, direct, shaped))
-		}
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			direct, shaped := trials()
+			c.spoil(&direct, &shaped)
+			requireFault(t, c.says, judgeBurst(newLimitsInfo(limitsOf(t, c.limits)), capacity{workers: 3}, direct, shaped))
+		})
 	}
 }
 
