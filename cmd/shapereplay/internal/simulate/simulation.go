@@ -37,12 +37,13 @@ import (
 type Options struct {
 	Candidates bool // the candidates of the rules instead of their limits
 	Series     bool // keep [Rule.Series], for pictures
+	Arrivals   bool // keep [Key.Arrivals], for searches
 }
 
 // A Simulation lets requests arrive, one after another, at the buckets of their keys.
 // [New] makes one, [Simulation.Arrive] is an arrival, and [Simulation.Result] says what
-// became of all so far. It remembers the keys and the requests in line, not all requests.
-// It is for one goroutine.
+// became of all so far. It remembers the keys and the requests in line, and all requests only
+// for [Options.Arrivals]. It is for one goroutine.
 type Simulation struct {
 	rules   *config.Rules
 	options Options
@@ -63,6 +64,7 @@ type Key struct {
 	Key  string
 	Rule *Rule // nil: none matches
 	Count
+	Arrivals []time.Duration // since the first arrival of the log; nil unless Options.Arrivals
 
 	bucket replay.Bucket
 }
@@ -72,7 +74,7 @@ type Rule struct {
 	config.Rule
 	Simulated shaper.Limits // or the candidate's
 	Nothing   bool          // candidates are simulated, and the rule has none
-	Keys      int
+	Keys      []*Key
 	Count
 	Waits  Waits   // of those that left
 	Line   int     // the longest of one key
@@ -105,13 +107,16 @@ func (s *Simulation) Arrive(at time.Time, key, address string) {
 		k = &Key{Key: key, Rule: s.ruleOf(key)}
 		s.keys[key] = k
 		if k.Rule != nil {
-			k.Rule.Keys++
+			k.Rule.Keys = append(k.Rule.Keys, k)
 		}
 	}
 	if k.Rule == nil {
 		k.Requests++
 		s.noRule++
 		return
+	}
+	if s.options.Arrivals {
+		k.Arrivals = append(k.Arrivals, s.now)
 	}
 	if fate := k.arrive(s.now); fate.Result != replay.Departed && address != "" {
 		s.refused[address]++
