@@ -166,26 +166,6 @@ func describe(records []accesslog.Record, s accesslog.Stats) string {
 	return b.String()
 }
 
-func TestWrongOptionsAreNamed(t *testing.T) {
-	for want, o := range map[string]accesslog.Options{
-		`Format: "clf": must be auto, alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik, usage or w3c, or a log_format of nginx such as '$remote_addr [$time_local] "$request" $status'`: {Format: "clf"},
-		`Format: "$request": no field has the time, as $time_local, $time_iso8601 and $msec do`:                                                                                                             {Format: "$request"},
-		`Format: "$msec $uri": no field has the request, as $request does, or $request_method and $request_uri`:                                                                                             {Format: "$msec $uri"},
-		`Format: "$msec$request": nothing stands before $request, so nobody can tell where it begins`:                                                                                                       {Format: "$msec$request"},
-		`Stamp: "start", must be arrival or end`:                                                              {Stamp: "start"},
-		`Fields: of the format json, and trailing is of combined: use one of them`:                            {Fields: accesslog.Fields{Time: "ts"}, Trailing: []string{"time"}},
-		`Trailing: "size", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:       {Trailing: []string{"-", "size"}},
-		`Trailing: "duration:h", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`: {Trailing: []string{"duration:h"}, Stamp: accesslog.End},
-		`Trailing: "header:", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:    {Trailing: []string{"header:"}},
-		`Trailing: "host:port", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:  {Trailing: []string{"host:port"}},
-		`Trailing: "duration:s", so stamp must say what the time is: arrival (Apache) or end (nginx)`:         {Trailing: []string{"duration:s"}},
-	} {
-		o.Stdin = strings.NewReader(common(0, "/a"))
-		_, err := accesslog.Open(o, "-")
-		require.EqualError(t, err, want)
-	}
-}
-
 // Caddy's logs have fields of their own, which would be read instead of those that are
 // given, and nobody would know.
 func TestWhatIsSaidOfAFormatDecidesWhichItIs(t *testing.T) {

@@ -100,21 +100,6 @@ func TestPrefixesAreAsLongAsIsSaid(t *testing.T) {
 	}
 }
 
-func TestPartsThatAreWrongAreNamed(t *testing.T) {
-	const parts = "the parts are route, client_ip, host, header:NAME and all"
-	for key, want := range map[string]string{
-		"ip":                 `"ip": ` + parts,
-		"client_ip all":      `"all" stands beside other parts, must stand alone`,
-		"{http.request.uri}": `"{http.request.uri}": a log does not tell the value of a placeholder; ` + parts,
-		"header:":            `"header:": must have the name of a header field after the colon`,
-		"header:a b":         `"header:a": must have the name of a header field after the colon`,
-	} {
-		key = strings.ReplaceAll(key, "header:a b", "header:a\tb")
-		_, err := keys.New(strings.Split(key, " "), http.NewServeMux(), 64)
-		require.EqualError(t, err, strings.ReplaceAll(want, `"header:a"`, `"header:a\tb"`))
-	}
-}
-
 // The hosts of caddyshaper's keys are these too.
 func TestAHostIsOneHoweverItIsWritten(t *testing.T) {
 	maker, err := keys.New([]string{"host"}, http.NewServeMux(), 64)
