@@ -36,7 +36,7 @@ type FairBucket struct {
 
 	line     fair.Order[*fairPlace]
 	waiting  int
-	open     []reservation // in the order in which they left
+	open     []reservation // in the order in which they left, so none has a greater least level than the next
 	underway endings
 	left     uint64 // how many have
 	settled  Settled
@@ -57,7 +57,7 @@ type fairPlace struct {
 // A reservation is a call that has left, until it ends.
 type reservation struct {
 	call  *Call
-	least exact.Nanos // the least level since it left until the next one left, as the time in which it leaks
+	least exact.Nanos // the least level since it left, as the time in which it leaks
 }
 
 // NewFairBucket returns an empty FairBucket with the limits of a plan.
@@ -193,12 +193,15 @@ const maxReservations = 4096
 
 // raise raises the level at an instant, and notes how low it was just before.
 func (b *FairBucket) raise(at exact.Nanos, n int) {
-	if level := b.levelAt(at); level == (exact.Nanos{}) {
-		b.open = b.open[:0] // There is nothing left of what they have reserved.
-	} else if last := len(b.open) - 1; last >= 0 && b.open[last].least.After(level) {
-		b.open[last].least = level
-	}
+	b.noteLow(b.levelAt(at), len(b.open))
 	b.empty = b.p.left(b.empty, at, n)
+}
+
+// noteLow notes that the level has been so low since the first n of the open reservations left.
+func (b *FairBucket) noteLow(level exact.Nanos, n int) {
+	for i := n - 1; i >= 0 && b.open[i].least.After(level); i-- {
+		b.open[i].least = level
+	}
 }
 
 // levelAt returns the level at an instant, as the time in which it leaks.
@@ -213,61 +216,40 @@ func (b *FairBucket) levelAt(at exact.Nanos) exact.Nanos {
 // what was reserved too little.
 func (b *FairBucket) settle(e ending) {
 	now, over := exact.At(int64(e.at)), e.call.Estimate-e.call.Actual
-	i := slices.IndexFunc(b.open, func(r reservation) bool { return r.call == e.call })
+	b.noteLow(b.levelAt(now), len(b.open))
 	switch {
 	case e.call.Actual < 0 || over == 0:
-		b.drop(i)
 	case over < 0:
-		b.drop(i)
 		b.raise(now, -over)
 		b.settled.Charged += uint64(-over)
 	default:
-		back := b.giveBack(now, i, over)
+		back := b.giveBack(e.call, over)
 		b.settled.GivenBack += uint64(back)
 		b.settled.Forfeited += uint64(over - back)
 		b.since = exact.Later(b.since, now)
 	}
+	b.open = slices.DeleteFunc(b.open, func(r reservation) bool { return r.call == e.call || r.least == exact.Nanos{} })
 }
 
-// giveBack lowers the level for a reservation at an index that was too great by over, and returns how many whole units that
+// giveBack lowers the level for a call that has reserved too much by over, and returns how many whole units that
 // is. The level becomes what it would be if the call had left with less: it is lowered by no more than the
-// least that it has been since. An index of -1 stands for one of which nothing is left.
-func (b *FairBucket) giveBack(now exact.Nanos, i, over int) (back int) {
-	taken := b.levelAt(now)
-	if taken == (exact.Nanos{}) {
-		b.open = b.open[:0]
-		return 0
-	}
+// least that it has been since.
+func (b *FairBucket) giveBack(c *Call, over int) (back int) {
+	i := slices.IndexFunc(b.open, func(r reservation) bool { return r.call == c })
 	if i < 0 {
 		return 0
 	}
-	for _, r := range b.open[i:] {
-		if taken.After(r.least) {
-			taken = r.least
-		}
-	}
+	taken := b.open[i].least
 	if all := b.p.interval.Times(int64(over)); !all.After(taken) {
 		taken, back = all, over
 	} else {
 		back = b.wholeUnits(taken)
 	}
-	zero := -1
 	for k := i; k < len(b.open); k++ {
-		least := b.p.interval.Minus(b.open[k].least, taken)
-		b.open[k].least = least
-		if least == (exact.Nanos{}) {
-			zero = k
-		}
+		b.open[k].least = b.p.interval.Minus(b.open[k].least, taken)
 	}
+	b.noteLow(b.open[i].least, i)
 	b.empty = b.p.interval.Minus(b.empty, taken)
-	switch {
-	case b.levelAt(now) == exact.Nanos{}:
-		b.open = b.open[:0]
-	case zero >= i:
-		b.open = slices.Delete(b.open, 0, zero+1)
-	default:
-		b.drop(i)
-	}
 	return back
 }
 
@@ -279,17 +261,6 @@ func (b *FairBucket) wholeUnits(span exact.Nanos) (n int) {
 		n++
 	}
 	return n
-}
-
-// drop removes the reservation at an index, if there is one. The one before it keeps the least level of both.
-func (b *FairBucket) drop(i int) {
-	if i < 0 {
-		return
-	}
-	if i > 0 && b.open[i-1].least.After(b.open[i].least) {
-		b.open[i-1].least = b.open[i].least
-	}
-	b.open = slices.Delete(b.open, i, i+1)
 }
 
 // An ending is when a call ends.
