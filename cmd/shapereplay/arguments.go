@@ -58,7 +58,7 @@ func parseArguments(args []string) (a arguments, err error) {
 	flags.Func("path", "", a.filter.setPaths)
 	flags.Func("find", "", a.setGoal)
 	flags.StringVar((*string)(&a.options.Format), "format", "", "")
-	flags.Func("fields", "", func(text string) error { return setFields(&a.options.Fields, text) })
+	flags.Func("fields", "", a.options.Fields.Add)
 	trailing := flags.String("trailing", "", "")
 	flags.StringVar((*string)(&a.options.Stamp), "stamp", "", "")
 	flags.BoolVar(&a.options.Spread, "spread", false, "")
@@ -200,37 +200,6 @@ func setOutput(to *string, text string) error {
 		return errors.New("is a folder")
 	}
 	*to = text
-	return nil
-}
-
-// setFields reads the fields of JSON logs: time=ts,uri=request.uri,unit=ms.
-func setFields(to *accesslog.Fields, text string) error {
-	units := map[string]time.Duration{"s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "ns": time.Nanosecond}
-	names := map[string]*string{
-		"time": &to.Time, "method": &to.Method, "uri": &to.URI, "host": &to.Host, "client": &to.Client, "status": &to.Status, "duration": &to.Duration,
-	}
-	for pair := range strings.SplitSeq(text, ",") {
-		name, field, ok := strings.Cut(pair, "=")
-		if !ok || field == "" {
-			return fmt.Errorf("%q must be a name and a field, such as time=ts", pair)
-		}
-		header, isHeader := strings.CutPrefix(name, "header:")
-		switch {
-		case isHeader && header != "":
-			if to.Header == nil {
-				to.Header = map[string]string{}
-			}
-			to.Header[header] = field
-		case name == "unit":
-			if to.DurationUnit = units[field]; to.DurationUnit == 0 {
-				return fmt.Errorf("%q: the units are s, ms, us and ns", pair)
-			}
-		case names[name] != nil:
-			*names[name] = field
-		default:
-			return fmt.Errorf("%q: the names are time, method, uri, host, client, status, duration, header:NAME and unit", pair)
-		}
-	}
 	return nil
 }
 

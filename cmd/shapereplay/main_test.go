@@ -294,8 +294,8 @@ func replayed(t *testing.T, stdin string, args ...string) map[string]any {
 	return d
 }
 
-// A picture has no place for them, and a table has some.
-func TestRulesThatNoRequestMetAreMany(t *testing.T) {
+// Each of them is shown, as a transcript has it. A picture has no place for them, and a table for some.
+func TestRulesThatNoRequestMetAreListed(t *testing.T) {
 	rules := file(t, "shaper.yaml", "default: 2/s depth 2\nlimits:\n  api: 1/s\n")
 	to := filepath.Join(t.TempDir(), "replay.svg")
 	status, _, problems := shapereplay(t, fiveAtOnce, "-rules", rules, "-svg", to)

@@ -102,8 +102,8 @@ var samples = map[string]accesslog.Options{
 	},
 	"nginx-json": {},
 	"app-json": {Fields: accesslog.Fields{
-		Time: "at.ms", Method: "http.verb", URI: "http.target", Client: "peer", Status: "http.code", Duration: "http.took",
-		Header: map[string]string{"x-tenant": "http.tenant"},
+		"time": "at.ms", "method": "http.verb", "uri": "http.target", "client": "peer", "status": "http.code", "duration": "http.took",
+		"header:x-tenant": "http.tenant",
 	}},
 	"caddy":        {},
 	"traefik":      {},
@@ -172,10 +172,10 @@ func TestWhatIsSaidOfAFormatDecidesWhichItIs(t *testing.T) {
 	caddy := `{"ts":1795348800.5,"request":{"remote_ip":"192.0.2.1","method":"GET","uri":"/a"},"duration":0.1,"began":1795348800}` + "\n"
 	records, _ := readText(t, accesslog.Options{}, caddy)
 	require.Equal(t, []string{"400ms /a"}, arrivals(records))
-	fields := accesslog.Fields{Time: "began"}
+	fields := accesslog.Fields{"time": "began"}
 	records, _ = readText(t, accesslog.Options{Fields: fields, Stamp: accesslog.Arrival}, caddy)
 	require.Equal(t, []string{"0s /a"}, arrivals(records))
-	_, stats := readText(t, accesslog.Options{Fields: accesslog.Fields{Time: "begun"}}, caddy)
+	_, stats := readText(t, accesslog.Options{Fields: accesslog.Fields{"time": "begun"}}, caddy)
 	require.Equal(t, map[accesslog.Reason]int{accesslog.NoTime: 1}, stats.Broken)
 	_, stats = readText(t, accesslog.Options{Trailing: []string{"time"}}, caddy)
 	require.Equal(t, map[accesslog.Reason]int{accesslog.NotFormat: 1}, stats.Broken)
@@ -686,7 +686,7 @@ func TestDurationsAreReadInTheirUnit(t *testing.T) {
 		`"1.5s"`: 1500 * time.Millisecond, `"15µs"`: 15 * time.Microsecond, `-3`: 0, `"-3s"`: 0, `"-"`: 0, `null`: 0, `1e40`: 0, `9e15`: 0,
 	} {
 		line := fmt.Sprintf(`{"time":1795348800,"method":"GET","path":"/","ms":%s}`, text)
-		fields := accesslog.Fields{Duration: "ms", DurationUnit: time.Millisecond}
+		fields := accesslog.Fields{"duration": "ms", "unit": "ms"}
 		records, _ := readText(t, accesslog.Options{Fields: fields}, line)
 		require.Len(t, records, 1, text)
 		require.Equal(t, want, records[0].Duration, text)

@@ -2,7 +2,9 @@ package accesslog
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -407,24 +409,61 @@ func traefikNames(_ Options, f *fields) fieldNames {
 	}
 }
 
+// Fields are the fields of JSON objects that have the parts of a request, by the names of the parts. A dot
+// leads into an object: "request.method". A part that is not there is looked for under the names that are
+// usual for it.
+//
+//	time         RFC 3339 or the like, or the time since 1970 in seconds, ms, µs or ns, which its size tells; as text or number
+//	method
+//	uri          the path with or without a query, a URL, or a request line ("GET / HTTP/1.1")
+//	host
+//	client       an address, with or without a port
+//	status
+//	duration     a number, or text like "1.5ms"
+//	header:NAME  the header field NAME
+//	unit         is no field: what durations count that are plain numbers, s (the default), ms, us or ns
+type Fields map[string]string
+
+// Add reads fields such as time=ts,uri=request.uri,unit=ms.
+func (f *Fields) Add(text string) error {
+	if *f == nil {
+		*f = Fields{}
+	}
+	for pair := range strings.SplitSeq(text, ",") {
+		part, field, ok := strings.Cut(pair, "=")
+		if !ok || field == "" {
+			return fmt.Errorf("%q must be a name and a field, such as time=ts", pair)
+		}
+		switch name, isHeader := strings.CutPrefix(part, "header:"); {
+		case part == "unit" && units[field] == 0:
+			return fmt.Errorf("%q: the units are s, ms, us and ns", pair)
+		case isHeader && name != "":
+		case !slices.Contains([]string{"time", "method", "uri", "host", "client", "status", "duration", "unit"}, part):
+			return fmt.Errorf("%q: the names are time, method, uri, host, client, status, duration, header:NAME and unit", pair)
+		}
+		(*f)[part] = field
+	}
+	return nil
+}
+
 // jsonNames are the fields of other logs: those that the user has named, and for the
 // others the names that nginx's variables, the Elastic Common Schema and loggers for Go,
 // Node and Python give them.
 func jsonNames(o Options, f *fields) fieldNames {
 	given := o.Fields
 	names := fieldNames{
-		method: f.orElse(given.Method, "method", "request_method", "http_method", "verb", "http.request.method", "request.method", "req.method"),
-		uri: f.orElse(given.URI, "uri", "request_uri", "path", "url", "url.original", "url.path", "request.uri", "request.url", "req.url",
+		method: f.orElse(given["method"], "method", "request_method", "http_method", "verb", "http.request.method", "request.method", "req.method"),
+		uri: f.orElse(given["uri"], "uri", "request_uri", "path", "url", "url.original", "url.path", "request.uri", "request.url", "req.url",
 			"request_path", "request"),
-		host: f.orElse(given.Host, "host", "http_host", "server_name", "url.domain", "request.host", "req.headers.host", "vhost"),
-		client: f.orElse(given.Client, "client_ip", "clientip", "remote_addr", "remote_ip", "client", "ip", "client.ip", "source.ip",
+		host: f.orElse(given["host"], "host", "http_host", "server_name", "url.domain", "request.host", "req.headers.host", "vhost"),
+		client: f.orElse(given["client"], "client_ip", "clientip", "remote_addr", "remote_ip", "client", "ip", "client.ip", "source.ip",
 			"request.client_ip", "request.remote_ip", "req.remoteAddress"),
-		status:   f.orElse(given.Status, "status", "status_code", "response_code", "http.response.status_code", "response.status", "res.statusCode"),
-		duration: f.orElse(given.Duration, "request_time"),
-		unit:     given.DurationUnit,
+		status:   f.orElse(given["status"], "status", "status_code", "response_code", "http.response.status_code", "response.status", "res.statusCode"),
+		duration: f.orElse(given["duration"], "request_time"),
+		unit:     units[given["unit"]],
 		header: func(name string) []int {
-			for named, field := range given.Header {
-				if strings.EqualFold(named, name) {
+			for part, field := range given {
+				if strings.EqualFold(part, "header:"+name) {
 					return f.orElse(field)
 				}
 			}
@@ -439,10 +478,10 @@ func jsonNames(o Options, f *fields) fieldNames {
 			return all
 		},
 	}
-	for _, place := range f.orElse(given.Time, "time", "ts", "timestamp", "@timestamp", "time_iso8601", "msec", "time_local", "date") {
+	for _, place := range f.orElse(given["time"], "time", "ts", "timestamp", "@timestamp", "time_iso8601", "msec", "time_local", "date") {
 		names.times = append(names.times, timeName{place, End})
 	}
-	if given.Time == "" {
+	if given["time"] == "" {
 		names.times = append(names.times, timeName{f.want("start_time"), Arrival})
 	}
 	return names

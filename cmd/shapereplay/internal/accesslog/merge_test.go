@@ -176,7 +176,7 @@ func FuzzFormats(f *testing.F) {
 			}
 		}
 		o := all[int(which)%len(all)]
-		if which >= 128 && o.Format == "" && !o.Fields.Given() {
+		if which >= 128 && o.Format == "" && o.Fields == nil {
 			o.Format = []accesslog.Format{
 				accesslog.Combined, accesslog.JSON, accesslog.Caddy, accesslog.Traefik, accesslog.HAProxy,
 				accesslog.ALB, accesslog.ELB, accesslog.CloudFront, accesslog.Envoy, accesslog.W3C,

@@ -276,31 +276,6 @@ const (
 	End     Stamp = "end"
 )
 
-// Fields names the fields of JSON objects. A dot leads into an object:
-// "request.method". A field that is "" is looked for under the names that are usual for
-// it.
-type Fields struct {
-	Time     string // RFC 3339 or the like, or the time since 1970 in seconds, ms, µs or ns, which its size tells; as text or number
-	Method   string
-	URI      string // the path with or without a query, a URL, or a request line ("GET / HTTP/1.1")
-	Host     string
-	Client   string // an address, with or without a port
-	Status   string
-	Duration string // a number, or text like "1.5ms"
-
-	// DurationUnit is what durations count that are plain numbers, at most a second.
-	// 0 means a second.
-	DurationUnit time.Duration
-
-	// Header names the fields that have header fields, by the name of the header field.
-	Header map[string]string
-}
-
-// Given reports whether anything is said of fields.
-func (f Fields) Given() bool {
-	return f.Time+f.Method+f.URI+f.Host+f.Client+f.Status+f.Duration != "" || f.DurationUnit != 0 || len(f.Header) > 0
-}
-
 // An OptionError is a mistake in one of the [Options].
 type OptionError struct {
 	Option string // its name
@@ -316,7 +291,7 @@ func (o Options) checked() (Options, error) {
 		o.Format = Auto
 	}
 	// What describes one format is not to be passed over because another fits the log.
-	switch fields, trailing := o.Fields.Given(), len(o.Trailing) > 0; {
+	switch fields, trailing := len(o.Fields) > 0, len(o.Trailing) > 0; {
 	case fields && trailing:
 		return o, &OptionError{"Fields", "of the format json, and trailing is of combined: use one of them"}
 	case fields && o.Format != Auto && o.Format != JSON:
@@ -336,9 +311,6 @@ func (o Options) checked() (Options, error) {
 	}
 	if !slices.Contains([]Stamp{"", Arrival, End}, o.Stamp) {
 		return o, &OptionError{"Stamp", fmt.Sprintf("%q, must be arrival or end", o.Stamp)}
-	}
-	if o.Fields.DurationUnit == 0 {
-		o.Fields.DurationUnit = time.Second
 	}
 	return o, nil
 }
