@@ -336,12 +336,12 @@ const (
 	noRequestMeant Reason = "not a line of a request" // It is not broken.
 )
 
-// A Broken is a line that can't be used.
+// A Broken is a line that can't be used. Its names in JSON stay as they are.
 type Broken struct {
-	File    string // as it was given to Open
-	Line    int    // counted from 1
-	Reason  Reason
-	Excerpt string // the first 120 characters; what is not printable is escaped
+	File    string `json:"file"` // as it was given to Open
+	Line    int    `json:"line"` // counted from 1
+	Reason  Reason `json:"reason"`
+	Excerpt string `json:"text"` // the first 120 characters; what is not printable is escaped
 }
 
 // Stats are the counts of a [Reader] so far.

@@ -139,13 +139,13 @@ func TestASearchFindsWhatTryingEverythingFinds(t *testing.T) {
 		for !keeps(limits(i, depth)) {
 			depth++
 		}
-		require.Equal(t, limits(i, depth), got.Limits, "load %d: %s: %s", n, goal, got.Text)
-		parsed, err := shaper.ParseLimits(got.Text)
+		require.Equal(t, limits(i, depth), got.Limits, "load %d: %s: %s", n, goal, got.Outcome.Limits)
+		parsed, err := shaper.ParseLimits(got.Outcome.Limits)
 		require.NoError(t, err)
 		require.Equal(t, got.Limits, parsed)
 		refused, longest := all.outcome(got.Limits)
 		require.Equal(t, refused, got.Outcome.Refused)
-		require.Equal(t, longest, got.Outcome.Longest)
+		require.EqualValues(t, longest, got.Outcome.Longest)
 		found++
 		if depth > 1 {
 			waits++
@@ -202,7 +202,7 @@ func TestWhatIsFoundIsWrittenAsPeopleWriteIt(t *testing.T) {
 		{"wait=0s refused=90%", "1/s", arrivals{"a": ten}, "1/d depth 0"},
 		{"wait=1h", "1/s", arrivals{"a": every(20*time.Second, 4000)}, "2.88/min depth 160 wait 1h"},
 	} {
-		require.Equal(t, test.want, search(t, test.goal, test.limits, test.all).Text, test.goal)
+		require.Equal(t, test.want, search(t, test.goal, test.limits, test.all).Outcome.Limits, test.goal)
 	}
 	// A million a second would be too slow for two at the same instant.
 	require.False(t, search(t, "wait=0s", "1/s", arrivals{"a": ten}).OK)
@@ -225,7 +225,7 @@ func TestRulesAreSearchedApart(t *testing.T) {
 	for _, r := range searched {
 		found, err := g.Search(t.Context(), r)
 		require.NoError(t, err)
-		require.Equal(t, "10/s depth 0", found.Text)
+		require.Equal(t, "10/s depth 0", found.Outcome.Limits)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

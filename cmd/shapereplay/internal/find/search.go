@@ -46,24 +46,24 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// An Outcome tells how the requests of a rule would have fared under limits.
+// An Outcome tells how the requests of a rule would have fared under limits. Its names in JSON stay as they
+// are.
 type Outcome struct {
-	Refused int
-	Longest time.Duration // wait
-	Line    int           // the longest of one key
+	Limits  string           `json:"limits"`
+	Refused int              `json:"refused"`
+	Longest simulate.Seconds `json:"wait_max_s"`
+	Line    int              `json:"line_max"` // the longest of one key
 }
 
 // A Found is the result of a search for a rule.
 type Found struct {
 	Rule *simulate.Rule // with the fate of the requests under its own limits
 
-	// Limits are those that were found, as the text that is shortest to read; Text is that
-	// of the same limits. If no rate keeps to the goal, or no request has met the rule, OK is
-	// false, and they are zero.
+	// Limits are those that were found, and Outcome has the text of them that is shortest to read. If no
+	// rate keeps to the goal, or no request has met the rule, OK is false, and they are zero.
 	OK      bool
-	Text    string
 	Limits  shaper.Limits
-	Outcome Outcome // under them
+	Outcome Outcome
 
 	// Lowest reports that Limits have the lowest rate that is tried: each lower one may do.
 	Lowest bool
@@ -105,8 +105,8 @@ func (g Goal) Search(ctx context.Context, r *simulate.Rule) (Found, error) {
 	}
 	f.OK, f.Lowest = true, i == 0
 	f.Limits = g.limits(r, all[i], depth)
-	f.Text = textOf(all[i], f.Limits)
 	f.Outcome, _ = replayed(r, f.Limits, most)
+	f.Outcome.Limits = textOf(all[i], f.Limits)
 	return f, nil
 }
 
@@ -144,7 +144,7 @@ func replayed(r *simulate.Rule, l shaper.Limits, most int) (o Outcome, ok bool) 
 				continue
 			}
 			if fate.Waited > 0 {
-				o.Longest = max(o.Longest, fate.Waited)
+				o.Longest = max(o.Longest, simulate.Seconds(fate.Waited))
 				o.Line = max(o.Line, bucket.Line())
 			}
 		}

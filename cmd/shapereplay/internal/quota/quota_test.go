@@ -9,7 +9,7 @@ import (
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/quota"
-	"example.com/leakybucket/cmd/shapereplay/internal/report"
+	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 	"example.com/leakybucket/llm"
 )
 
@@ -100,7 +100,7 @@ func TestCallsCountAsTheirProviderCounts(t *testing.T) {
 		{"anthropic", llm.Quota{Output: 25_000}, 1200 * time.Millisecond, 1000},
 	} {
 		r := replayed(t, func(s *quota.Setup) { s.Provider, s.Quota = c.provider, c.quota }, two...)
-		require.Equal(t, report.SecondsOf(c.second), r.All.Now.WaitMax, c.provider)
+		require.Equal(t, simulate.Seconds(c.second), r.All.Now.WaitMax, c.provider)
 		require.Len(t, r.Limits, 1)
 		require.Equal(t, c.taken, r.Limits[0].Taken, c.provider)
 	}
@@ -119,7 +119,7 @@ func TestWhatALogCanNotTell(t *testing.T) {
 	require.Equal(t, 1, r.Unknown)
 	require.Equal(t, 2, r.NotRun)
 	require.Equal(t, 1, r.All.Then.Refused)
-	require.EqualValues(t, 7.2, r.All.Now.WaitMax, "three estimates of 2.4 s stand")
+	require.EqualValues(t, 7200*time.Millisecond, r.All.Now.WaitMax, "three estimates of 2.4 s stand")
 	require.Equal(t, 7000, r.All.Tokens)
 }
 

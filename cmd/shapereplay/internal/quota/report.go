@@ -10,6 +10,7 @@ import (
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/report"
+	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 )
 
 // A Document is all that is printed. Its names in JSON stay as they are; others may be
@@ -20,10 +21,10 @@ type Document struct {
 	To          *time.Time `json:"to"`
 	Interrupted bool       `json:"interrupted"`
 
-	Provider string         `json:"provider"`
-	Burst    report.Seconds `json:"burst_s"`
-	Depth    int            `json:"depth"`
-	MaxWait  report.Seconds `json:"max_wait_s"` // 0: no limit
+	Provider string           `json:"provider"`
+	Burst    simulate.Seconds `json:"burst_s"`
+	Depth    int              `json:"depth"`
+	MaxWait  simulate.Seconds `json:"max_wait_s"` // 0: no limit
 
 	Limits []Limit `json:"limits"`
 	All    Team    `json:"all"`
@@ -42,7 +43,7 @@ type Document struct {
 func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 	d := &Document{
 		Calls: r.All.Now.Calls, Interrupted: interrupted,
-		Provider: r.Setup.Provider, Burst: report.SecondsOf(r.Setup.Burst), Depth: r.Setup.Depth, MaxWait: report.SecondsOf(r.Setup.MaxWait),
+		Provider: r.Setup.Provider, Burst: simulate.Seconds(r.Setup.Burst), Depth: r.Setup.Depth, MaxWait: simulate.Seconds(r.Setup.MaxWait),
 		Limits: r.Limits, All: r.All, Teams: r.Teams, Notes: []string{},
 		GivenBack: r.Settled.GivenBack, Charged: r.Settled.Charged, Forfeited: r.Settled.Forfeited,
 	}

@@ -24,7 +24,6 @@ import (
 	"time"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
-	"example.com/leakybucket/cmd/shapereplay/internal/report"
 	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/llm"
@@ -228,11 +227,11 @@ type Team struct {
 
 // An Outcome tells how calls fare. The waits count the calls that left, also those that left at once.
 type Outcome struct {
-	Calls    int            `json:"calls"`
-	Refused  int            `json:"refused"`
-	WaitMean report.Seconds `json:"wait_mean_s"`
-	WaitP99  report.Seconds `json:"wait_p99_s"`
-	WaitMax  report.Seconds `json:"wait_max_s"`
+	Calls    int              `json:"calls"`
+	Refused  int              `json:"refused"`
+	WaitMean simulate.Seconds `json:"wait_mean_s"`
+	WaitP99  simulate.Seconds `json:"wait_p99_s"`
+	WaitMax  simulate.Seconds `json:"wait_max_s"`
 
 	waited time.Duration // all together
 	waits  simulate.Waits
@@ -250,8 +249,8 @@ func (o *Outcome) add(refused bool, waited time.Duration) {
 
 // sumUp tells the waits of the calls that have been added.
 func (o *Outcome) sumUp() {
-	o.WaitMean = report.SecondsOf(o.waited / time.Duration(max(o.Calls-o.Refused, 1)))
-	o.WaitP99, o.WaitMax = report.SecondsOf(o.waits.Quantile(0.99)), report.SecondsOf(o.waits.Longest())
+	o.WaitMean = simulate.Seconds(o.waited / time.Duration(max(o.Calls-o.Refused, 1)))
+	o.WaitP99, o.WaitMax = simulate.Seconds(o.waits.Quantile(0.99)), simulate.Seconds(o.waits.Longest())
 }
 
 // A Limit is how much of a limit of the quota was used.

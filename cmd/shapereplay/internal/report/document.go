@@ -34,24 +34,6 @@ type Document struct {
 	Log   Log      `json:"log"`
 }
 
-// A Seconds is a time in seconds.
-type Seconds float64
-
-// SecondsOf returns a duration in seconds.
-func SecondsOf(d time.Duration) Seconds { return Seconds(d.Seconds()) }
-
-// A Count counts requests by their fate.
-type Count struct {
-	Requests  int     `json:"requests"`
-	AtOnce    int     `json:"at_once"`
-	Waited    int     `json:"waited"`
-	Refused   int     `json:"refused"` // all of those that follow
-	QueueFull int     `json:"queue_full"`
-	TooLate   int     `json:"too_late"`
-	TotalWait Seconds `json:"total_wait_s"`
-	WaitMax   Seconds `json:"wait_max_s"`
-}
-
 // A Rule is a rule, and the fate of the requests of its keys. The waits count the requests that
 // left, also those that left at once.
 type Rule struct {
@@ -60,11 +42,11 @@ type Rule struct {
 	Line   int    `json:"line"`
 	Limits string `json:"limits"` // that were replayed; "": a candidate that is not there
 	Keys   int    `json:"keys"`
-	Count
-	WaitP50 Seconds `json:"wait_p50_s"`
-	WaitP95 Seconds `json:"wait_p95_s"`
-	WaitP99 Seconds `json:"wait_p99_s"`
-	LineMax int     `json:"line_max"` // of one key
+	simulate.Count
+	WaitP50 simulate.Seconds `json:"wait_p50_s"`
+	WaitP95 simulate.Seconds `json:"wait_p95_s"`
+	WaitP99 simulate.Seconds `json:"wait_p99_s"`
+	LineMax int              `json:"line_max"` // of one key
 
 	series *simulate.Series
 }
@@ -73,27 +55,18 @@ type Rule struct {
 type Key struct {
 	Key  string `json:"key"`
 	Rule string `json:"rule"`
-	Count
+	simulate.Count
 }
 
 // A Found is the result of a search for a rule.
 type Found struct {
-	Rule     string  `json:"rule"`
-	File     string  `json:"file"`
-	Line     int     `json:"line"`
-	Keys     int     `json:"keys"`
-	Requests int     `json:"requests"`
-	Now      Outcome `json:"now"`
-	Found    Outcome `json:"found"`
-}
-
-// An Outcome tells how requests fare under limits. Of a search that has found nothing, all is
-// empty.
-type Outcome struct {
-	Limits  string  `json:"limits"`
-	Refused int     `json:"refused"`
-	WaitMax Seconds `json:"wait_max_s"`
-	LineMax int     `json:"line_max"`
+	Rule     string       `json:"rule"`
+	File     string       `json:"file"`
+	Line     int          `json:"line"`
+	Keys     int          `json:"keys"`
+	Requests int          `json:"requests"`
+	Now      find.Outcome `json:"now"`
+	Found    find.Outcome `json:"found"` // empty if nothing was found
 }
 
 // Replay returns a document of a replay, with the first keys of those that were refused
@@ -104,8 +77,8 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 	without := 0
 	for _, rule := range r.Rules {
 		shown := Rule{
-			Rule: rule.Key, File: rule.File, Line: rule.Rule.Line, Limits: rule.Simulated.String(), Keys: len(rule.Keys), Count: countOf(rule.Count),
-			WaitP50: SecondsOf(rule.Waits.Quantile(0.50)), WaitP95: SecondsOf(rule.Waits.Quantile(0.95)), WaitP99: SecondsOf(rule.Waits.Quantile(0.99)),
+			Rule: rule.Key, File: rule.File, Line: rule.Rule.Line, Limits: rule.Simulated.String(), Keys: len(rule.Keys), Count: rule.Count,
+			WaitP50: simulate.Seconds(rule.Waits.Quantile(0.50)), WaitP95: simulate.Seconds(rule.Waits.Quantile(0.95)), WaitP99: simulate.Seconds(rule.Waits.Quantile(0.99)),
 			LineMax: rule.Line, series: rule.Series,
 		}
 		if rule.Nothing {
@@ -124,14 +97,10 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 	return d
 }
 
-func countOf(c simulate.Count) Count {
-	return Count{c.Requests, c.AtOnce, c.Waited, c.Refused(), c.QueueFull, c.TooLate, SecondsOf(c.TotalWait), SecondsOf(c.Longest)}
-}
-
 func keysOf(all []*simulate.Key) []Key {
 	shown := []Key{}
 	for _, k := range all {
-		shown = append(shown, Key{k.Key, k.Rule.Key, countOf(k.Count)})
+		shown = append(shown, Key{k.Key, k.Rule.Key, k.Count})
 	}
 	return shown
 }
@@ -143,8 +112,7 @@ func Search(r simulate.Result, goal string, all []find.Found) *Document {
 	for _, f := range all {
 		shown := Found{
 			Rule: f.Rule.Key, File: f.Rule.File, Line: f.Rule.Rule.Line, Keys: len(f.Rule.Keys), Requests: f.Rule.Requests,
-			Now:   Outcome{f.Rule.Limits.String(), f.Rule.Refused(), SecondsOf(f.Rule.Longest), f.Rule.Line},
-			Found: Outcome{f.Text, f.Outcome.Refused, SecondsOf(f.Outcome.Longest), f.Outcome.Line},
+			Now: find.Outcome{Limits: f.Rule.Limits.String(), Refused: f.Rule.Refused, Longest: f.Rule.Longest, Line: f.Rule.Line}, Found: f.Outcome,
 		}
 		d.Found = append(d.Found, shown)
 		if f.Rule.Requests == 0 {
@@ -155,7 +123,7 @@ func Search(r simulate.Result, goal string, all []find.Found) *Document {
 		case !f.OK:
 			d.note("%s: no rate keeps to it: too many requests came at the same instant; a wait, more burst or -spread may help", ruleName(f.Rule.Key))
 		case f.Lowest:
-			d.note("%s: %s is the lowest rate that is tried; its burst alone is enough for each key of this log", ruleName(f.Rule.Key), f.Text)
+			d.note("%s: %s is the lowest rate that is tried; its burst alone is enough for each key of this log", ruleName(f.Rule.Key), f.Outcome.Limits)
 		}
 	}
 	return d

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/cmd/shapereplay/internal/find"
 	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 	"example.com/leakybucket/config"
 )
@@ -93,12 +94,12 @@ func document() *Document {
 		Rules: []Rule{
 			{
 				Rule: "%2Fapi%2F", Limits: "12.5/s burst 100 depth 1000 wait 2s", Keys: 10_000,
-				Count:   Count{Requests: 1_234_000, AtOnce: 1_000_000, Waited: 200_000, Refused: 34_000, QueueFull: 30_000, TooLate: 4_000, WaitMax: 2},
-				WaitP50: 0, WaitP95: 0.25, WaitP99: 1.5, LineMax: 25,
+				Count:   simulate.Count{Requests: 1_234_000, AtOnce: 1_000_000, Waited: 200_000, Refused: 34_000, QueueFull: 30_000, TooLate: 4_000, Longest: simulate.Seconds(2 * time.Second)},
+				WaitP50: 0, WaitP95: simulate.Seconds(250 * time.Millisecond), WaitP99: simulate.Seconds(1500 * time.Millisecond), LineMax: 25,
 			},
-			{Rule: "", Limits: "", Keys: 1, Count: Count{Requests: 567, AtOnce: 567}},
+			{Rule: "", Limits: "", Keys: 1, Count: simulate.Count{Requests: 567, AtOnce: 567}},
 		},
-		RefusedMost: []Key{{"%2Fapi%2F/\x1b[2Jx", "%2Fapi%2F", Count{Requests: 1000, AtOnce: 1, Refused: 999}}},
+		RefusedMost: []Key{{"%2Fapi%2F/\x1b[2Jx", "%2Fapi%2F", simulate.Count{Requests: 1000, AtOnce: 1, Refused: 999}}},
 		Notes:       []string{strings.Repeat("word ", 50)},
 	}
 }
@@ -178,10 +179,10 @@ func TestLimitsAreWrittenForCaddy(t *testing.T) {
 	setup.IPv6Bits = 56
 	all, err := Caddy(replayedRules(), setup)
 	require.NoError(t, err)
-	d := &Document{Goal: "wait=1s", Found: []Found{{Requests: 5, Found: Outcome{Limits: "4/s depth 4 wait 1s"}}}}
+	d := &Document{Goal: "wait=1s", Found: []Found{{Requests: 5, Found: find.Outcome{Limits: "4/s depth 4 wait 1s"}}}}
 	one, err := Caddy(d, Setup{Files: []string{"shaper.yaml"}, Key: []string{"client_ip"}, IPv6Bits: 64})
 	require.NoError(t, err)
-	d.Found = append(d.Found, Found{Rule: `a"b`, Requests: 5, Found: Outcome{Limits: "9/s depth 0"}}, Found{Rule: "c", Requests: 1})
+	d.Found = append(d.Found, Found{Rule: `a"b`, Requests: 5, Found: find.Outcome{Limits: "9/s depth 0"}}, Found{Rule: "c", Requests: 1})
 	several, err := Caddy(d, Setup{Files: []string{"shaper.yaml", "here.yaml"}, Key: []string{"header:X-Api-Key"}})
 	require.NoError(t, err)
 	require.Contains(t, several, `# Write this into here.yaml:

@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
-	"example.com/leakybucket/internal/limitwords"
+	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 )
 
 // Print writes a document as text. Lines of tables may be long; less -S shows them.
@@ -86,7 +86,7 @@ func rulesTable(all []Rule) string {
 		rows = append(rows, []string{
 			ruleName(r.Rule), cmp.Or(r.Limits, "no candidate"), Number(r.Keys), Number(r.Requests), Number(r.AtOnce), Number(r.Waited),
 			Refused(r.Refused, r.Requests), Number(r.QueueFull), Number(r.TooLate),
-			r.WaitP50.String(), r.WaitP95.String(), r.WaitP99.String(), r.WaitMax.String(), Number(r.LineMax),
+			r.WaitP50.String(), r.WaitP95.String(), r.WaitP99.String(), r.Longest.String(), Number(r.LineMax),
 		})
 	}
 	return Table(titles, rows) + omitted(unmet)
@@ -110,13 +110,10 @@ func keysTable(title string, all []Key) string {
 	}
 	var rows [][]string
 	for _, k := range all {
-		mean := Seconds(0)
-		if left := k.AtOnce + k.Waited; left > 0 {
-			mean = k.TotalWait / Seconds(left)
-		}
+		mean := k.TotalWait / simulate.Seconds(max(k.AtOnce+k.Waited, 1))
 		rows = append(rows, []string{
 			Quoted(k.Key), ruleName(k.Rule), Number(k.Requests), Number(k.AtOnce), Number(k.Waited),
-			Refused(k.Refused, k.Requests), mean.String(), k.WaitMax.String(),
+			Refused(k.Refused, k.Requests), mean.String(), k.Longest.String(),
 		})
 	}
 	return title + "\n" + Table([]string{"KEY", "RULE", " REQUESTS", " AT ONCE", " WAITED", " REFUSED", " MEAN WAIT", " LONGEST"}, rows)
@@ -137,14 +134,14 @@ func foundTable(all []Found) string {
 		}
 		row := []string{
 			ruleName(f.Rule), Number(f.Keys), Number(f.Requests),
-			f.Now.Limits, Refused(f.Now.Refused, f.Requests), f.Now.WaitMax.String(),
+			f.Now.Limits, Refused(f.Now.Refused, f.Requests), f.Now.Longest.String(),
 			"none", "", "",
 		}
 		switch {
 		case f.Requests == 0:
 			row[6] = "no request"
 		case f.Found.Limits != "":
-			copy(row[6:], []string{f.Found.Limits, Refused(f.Found.Refused, f.Requests), f.Found.WaitMax.String()})
+			copy(row[6:], []string{f.Found.Limits, Refused(f.Found.Refused, f.Requests), f.Found.Longest.String()})
 		}
 		rows = append(rows, row)
 	}
@@ -177,13 +174,6 @@ func share(n, of int) string {
 	return fmt.Sprintf("%.2g%%", percent)
 }
 
-func (s Seconds) String() string {
-	if s == 0 {
-		return "0"
-	}
-	return limitwords.Seconds(float64(s))
-}
-
 // BrokenLines returns how many lines could not be used, and some of them; "" if there are none.
 func (l *Log) BrokenLines() string {
 	if l.Broken == 0 {
@@ -195,7 +185,7 @@ func (l *Log) BrokenLines() string {
 		fmt.Fprintf(&b, "%s: %s\n", Number(r.Lines), r.Reason)
 		for _, e := range l.Examples {
 			if e.Reason == r.Reason {
-				fmt.Fprintf(&b, "  %s:%d: %s\n", e.File, e.Line, e.Text)
+				fmt.Fprintf(&b, "  %s:%d: %s\n", e.File, e.Line, e.Excerpt)
 			}
 		}
 	}
@@ -243,43 +233,29 @@ func WriteJSON(w io.Writer, d any) error {
 
 // A Log says how the logs could be read.
 type Log struct {
-	Lines    int       `json:"lines"`
-	Requests int       `json:"requests"`
-	Broken   int       `json:"broken"` // lines, of all reasons
-	Reasons  []Reason  `json:"reasons"`
-	Examples []Example `json:"examples"` // the first lines of each reason
+	Lines    int                `json:"lines"`
+	Requests int                `json:"requests"`
+	Broken   int                `json:"broken"` // lines, of all reasons
+	Reasons  []Reason           `json:"reasons"`
+	Examples []accesslog.Broken `json:"examples"` // the first lines of each reason
 }
 
 // A Reason is why lines could not be used.
 type Reason struct {
-	Reason string `json:"reason"`
-	Lines  int    `json:"lines"`
-}
-
-// An Example is a line that could not be used.
-type Example struct {
-	File   string `json:"file"`
-	Line   int    `json:"line"`
-	Reason string `json:"reason"`
-	Text   string `json:"text"` // its beginning
+	Reason accesslog.Reason `json:"reason"`
+	Lines  int              `json:"lines"`
 }
 
 // SetLog adds how the logs could be read, and what their times leave open.
 func (d *Document) SetLog(s accesslog.Stats, spread bool) {
-	d.Log = Log{Lines: s.Lines, Requests: s.Records, Reasons: []Reason{}, Examples: []Example{}}
+	d.Log = Log{Lines: s.Lines, Requests: s.Records, Reasons: []Reason{}, Examples: append([]accesslog.Broken{}, s.Examples...)}
 	for reason, n := range s.Broken {
 		d.Log.Broken += n
-		d.Log.Reasons = append(d.Log.Reasons, Reason{string(reason), n})
+		d.Log.Reasons = append(d.Log.Reasons, Reason{reason, n})
 	}
 	slices.SortFunc(d.Log.Reasons, func(a, b Reason) int {
-		if a.Lines != b.Lines {
-			return b.Lines - a.Lines
-		}
-		return strings.Compare(a.Reason, b.Reason)
+		return cmp.Or(cmp.Compare(b.Lines, a.Lines), cmp.Compare(a.Reason, b.Reason))
 	})
-	for _, b := range s.Examples {
-		d.Log.Examples = append(d.Log.Examples, Example{b.File, b.Line, string(b.Reason), b.Excerpt})
-	}
 	for _, heads := range slices.Sorted(maps.Keys(s.Heads)) {
 		d.note("the lines of %s have a head of a collector before them, which is skipped: %s", requests(s.Heads[heads]), heads)
 	}

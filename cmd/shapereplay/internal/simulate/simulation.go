@@ -20,6 +20,7 @@ package simulate
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"math"
 	"math/bits"
@@ -29,6 +30,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/config"
+	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
 )
@@ -196,8 +198,8 @@ func (s *Simulation) Result() Result {
 
 // RefusedMost returns the keys that were refused most, at most n.
 func (r *Result) RefusedMost(n int) []*Key {
-	return r.first(n, func(k *Key) bool { return k.Refused() > 0 }, func(a, b *Key) int {
-		return cmp.Or(cmp.Compare(b.Refused(), a.Refused()), cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Key, b.Key))
+	return r.first(n, func(k *Key) bool { return k.Refused > 0 }, func(a, b *Key) int {
+		return cmp.Or(cmp.Compare(b.Refused, a.Refused), cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Key, b.Key))
 	})
 }
 
@@ -232,31 +234,31 @@ func (r *Result) AddressesRefusedMost(n int) []string {
 }
 
 // A Count says what became of requests. Each counts in one of AtOnce, Waited, QueueFull
-// and TooLate.
+// and TooLate. Its names in JSON stay as they are.
 type Count struct {
-	Requests  int
-	AtOnce    int // left at once
-	Waited    int // left after a wait
-	QueueFull int // refused, as the line was full
-	TooLate   int // refused, as the wait would have been longer than the limits allow
-	TotalWait time.Duration
-	Longest   time.Duration // wait
+	Requests  int     `json:"requests"`
+	AtOnce    int     `json:"at_once"`    // left at once
+	Waited    int     `json:"waited"`     // left after a wait
+	Refused   int     `json:"refused"`    // all of those that follow
+	QueueFull int     `json:"queue_full"` // as the line was full
+	TooLate   int     `json:"too_late"`   // as the wait would have been longer than the limits allow
+	TotalWait Seconds `json:"total_wait_s"`
+	Longest   Seconds `json:"wait_max_s"`
 }
-
-// Refused returns how many were refused.
-func (c *Count) Refused() int { return c.QueueFull + c.TooLate }
 
 func (c *Count) add(f replay.Fate) {
 	c.Requests++
 	switch {
 	case f.Result == replay.QueueFull:
+		c.Refused++
 		c.QueueFull++
 	case f.Result == replay.TooLate:
+		c.Refused++
 		c.TooLate++
 	case f.Waited > 0:
 		c.Waited++
-		c.TotalWait += f.Waited
-		c.Longest = max(c.Longest, f.Waited)
+		c.TotalWait += Seconds(f.Waited)
+		c.Longest = max(c.Longest, Seconds(f.Waited))
 	default:
 		c.AtOnce++
 	}
@@ -267,11 +269,25 @@ func (c *Count) plus(other Count) {
 	c.Requests += other.Requests
 	c.AtOnce += other.AtOnce
 	c.Waited += other.Waited
+	c.Refused += other.Refused
 	c.QueueFull += other.QueueFull
 	c.TooLate += other.TooLate
 	c.TotalWait += other.TotalWait
 	c.Longest = max(c.Longest, other.Longest)
 }
+
+// A Seconds is a duration that is shown with three digits, and in JSON in seconds.
+type Seconds time.Duration
+
+func (s Seconds) String() string {
+	if s == 0 {
+		return "0"
+	}
+	return limitwords.Seconds(time.Duration(s).Seconds())
+}
+
+// MarshalJSON returns the seconds as a number.
+func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
 
 // fineness is how many bits of a wait are kept: its bucket is narrower than 1/128 of it.
 const fineness = 7
