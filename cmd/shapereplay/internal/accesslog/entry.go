@@ -356,45 +356,8 @@ func unquote(word []byte) []byte {
 	return word
 }
 
-// unescape undoes the escaping of most text formats: \xHH, and what Apache has beside it.
-// It changes the bytes in place, as they never become more.
-func unescape(text []byte) []byte {
-	from := bytes.IndexByte(text, '\\')
-	if from < 0 {
-		return text
-	}
-	to := text[:from]
-	for i := from; i < len(text); i++ {
-		if text[i] != '\\' || i+1 == len(text) {
-			to = append(to, text[i])
-			continue
-		}
-		i++
-		switch text[i] {
-		case 'n':
-			to = append(to, '\n')
-		case 'r':
-			to = append(to, '\r')
-		case 't':
-			to = append(to, '\t')
-		case 'x':
-			if c, ok := hexByte(text[i+1:]); ok {
-				to = append(to, c)
-				i += 2
-				continue
-			}
-			to = append(to, '\\', 'x')
-		case '"', '\\':
-			to = append(to, text[i])
-		default:
-			to = append(to, '\\', text[i])
-		}
-	}
-	return to
-}
-
-// unmark returns a function that undoes an escaping with a mark and two hexadecimal digits,
-// in place.
+// unmark returns a function that undoes an escaping with a mark. It changes the bytes in place, as they never
+// become more.
 func unmark(mark byte) func([]byte) []byte {
 	return func(text []byte) []byte {
 		from := bytes.IndexByte(text, mark)
@@ -403,17 +366,44 @@ func unmark(mark byte) func([]byte) []byte {
 		}
 		to := text[:from]
 		for i := from; i < len(text); i++ {
-			if text[i] == mark {
-				if c, ok := hexByte(text[i+1:]); ok {
-					to = append(to, c)
-					i += 2
-					continue
+			c := text[i]
+			if c == mark {
+				if escaped, n := escapedByte(mark, text[i+1:]); n > 0 {
+					c, i = escaped, i+n
 				}
 			}
-			to = append(to, text[i])
+			to = append(to, c)
 		}
 		return to
 	}
+}
+
+// unescape undoes the escaping of most text formats: \xHH, and what Apache has beside it.
+var unescape = unmark('\\')
+
+// escapedByte returns the byte that stands behind a mark, and how many bytes tell it; 0 if none is told.
+func escapedByte(mark byte, text []byte) (c byte, n int) {
+	if mark == '\\' && len(text) > 0 {
+		switch text[0] {
+		case 'n':
+			return '\n', 1
+		case 'r':
+			return '\r', 1
+		case 't':
+			return '\t', 1
+		case '"', '\\':
+			return text[0], 1
+		case 'x':
+			if c, ok := hexByte(text[1:]); ok {
+				return c, 3
+			}
+		}
+		return 0, 0
+	}
+	if c, ok := hexByte(text); ok {
+		return c, 2
+	}
+	return 0, 0
 }
 
 // hexByte returns the byte that two hexadecimal digits are, if text begins with them.

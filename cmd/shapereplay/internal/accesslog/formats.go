@@ -15,21 +15,20 @@ import (
 // nginx's variables, as log_format has it.
 type Format string
 
-// Auto stands for the format that fits the first lines of a file best. What is replayed of a usage log is not
-// what is replayed of an access log, so that must be named.
+// The formats, and what their times are.
 const (
-	Auto       Format = "auto"
-	Combined   Format = "combined"
-	JSON       Format = "json"
-	Caddy      Format = "caddy"
-	Traefik    Format = "traefik"
-	HAProxy    Format = "haproxy"
-	ALB        Format = "alb"
-	ELB        Format = "elb"
-	CloudFront Format = "cloudfront"
-	Envoy      Format = "envoy"
-	W3C        Format = "w3c"
-	Usage      Format = "usage" // of a gateway of language models; never what Auto stands for
+	Auto       Format = "auto"       // the format that fits the first lines of a file best, but never Usage
+	Combined   Format = "combined"   // nginx, whose $time_local is the end, and Apache, whose %t is the arrival; also "common", and with a virtual host in front
+	JSON       Format = "json"       // one object per line: taken for the end, as most programs log a request when it is done
+	Caddy      Format = "caddy"      // ts is the end
+	Traefik    Format = "traefik"    // both formats; StartUTC, and the time of the text, is the arrival
+	HAProxy    Format = "haproxy"    // option httplog and httpslog; the arrival
+	ALB        Format = "alb"        // AWS's Application Load Balancers; the time is the end, and request_creation_time the arrival
+	ELB        Format = "elb"        // AWS's Classic Load Balancers; the arrival
+	CloudFront Format = "cloudfront" // standard logs; the end
+	Envoy      Format = "envoy"      // the default format; the arrival
+	W3C        Format = "w3c"        // IIS, and others that name their fields in a line #Fields; the end
+	Usage      Format = "usage"      // the usage log of a gateway of language models; the arrival
 )
 
 // A newParser makes the parser of a format for one file.
@@ -41,26 +40,24 @@ var formats = []struct {
 	format    Format
 	newParser newParser
 }{
-	{Caddy, ofJSON(caddyNames)},
+	{Caddy, ofJSON(caddyFormat)},
 	{Traefik, newTraefik},
-	{JSON, ofJSON(jsonNames)},
+	{JSON, ofJSON(usualFormat)},
 
 	// https://www.envoyproxy.io/docs/envoy/latest/configuration/observability/access_log/usage#default-format-string
-	// The time is the arrival. Quotes are not escaped.
+	// Quotes are not escaped.
 	{Envoy, ofText(Arrival, asItIs, `[$time] "$request" $status $- $- $- $milliseconds $- "$client" "$http_user_agent" "$http_x_request_id" "$host"`)},
 
 	// https://docs.aws.amazon.com/elasticloadbalancing/latest/application/load-balancer-access-logs.html#access-log-entry-syntax
-	// The time is the time of the answer; request_creation_time, which older logs lack, is the arrival. The
-	// target's port is behind the client's.
+	// Older logs lack request_creation_time. The client's port is behind its address.
 	{ALB, ofText(End, unescape, `$- $time $- $peer $- $share $share $share $status $- $- $- "$request"$? "$http_user_agent" $- $- $- $- $- $- $- $begin `)},
 
 	// https://docs.aws.amazon.com/elasticloadbalancing/latest/classic/access-log-collection.html#access-log-entry-format
-	// The time is the arrival, and there is no word for the protocol before it.
+	// There is no word for the protocol before the time.
 	{ELB, ofText(Arrival, unescape, `$time $- $peer $- $share $share $share $status $- $- $- "$request"$? "$http_user_agent" `)},
 
 	// https://docs.haproxy.org/2.6/configuration.html#8.2.3
-	// The time is the arrival, without a zone. Captured header fields stand between the
-	// queues and the request.
+	// The time has no zone. Captured header fields stand between the queues and the request.
 	{HAProxy, ofText(Arrival, unmark('#'), `$peer [$time] $- $- $durations_ms $status $- "$request"`)},
 
 	// https://www.w3.org/TR/WD-logfile.html, and
@@ -68,7 +65,8 @@ var formats = []struct {
 	{W3C, newW3C(nil)},
 	{CloudFront, newW3C(cloudFrontFields)},
 
-	// What a gateway of package llm/gateway writes. The time is the arrival.
+	// What a gateway of package llm/gateway writes. What is replayed of it is not what is replayed of an access log, so
+	// it must be named.
 	{Usage, newUsageLog},
 
 	// https://httpd.apache.org/docs/2.4/logs.html#accesslog, and
@@ -137,8 +135,8 @@ func unquotedFormat(text string) string {
 }
 
 // ofJSON returns the maker of parsers of JSON with the names of fields.
-func ofJSON(names namesOf) newParser {
-	return func(o Options, t *texts) (parser, error) { return newJSONLines(o, names, t), nil }
+func ofJSON(format jsonFormat) newParser {
+	return func(o Options, t *texts) (parser, error) { return newJSONLines(o, format, t), nil }
 }
 
 // ofText returns the maker of parsers of a pattern. plain undoes how the server writes what
@@ -154,12 +152,12 @@ func ofText(stamp Stamp, plain func([]byte) []byte, text string) newParser {
 }
 
 // newTraefik reads both of Traefik's formats. Its text is the combined format with four more
-// fields; the last one is the duration. The time is the arrival. As Traefik does not escape
+// fields; the last one is the duration. As Traefik does not escape
 // quotes, the duration is looked for at the end of the line.
 func newTraefik(o Options, t *texts) (parser, error) {
 	const text = `$who [$time] "$request" $status $- $http_referer $http_user_agent $* ${only_ms}ms`
 	p, err := ofText(Arrival, unescape, text)(o, t)
-	return &traefik{p, newJSONLines(o, traefikNames, t)}, err
+	return &traefik{p, newJSONLines(o, traefikFormat, t)}, err
 }
 
 type traefik struct{ text, object parser }

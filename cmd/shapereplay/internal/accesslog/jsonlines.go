@@ -2,6 +2,7 @@ package accesslog
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -12,35 +13,70 @@ import (
 )
 
 // jsonLines reads formats with one JSON object on each line, which differ in the names of
-// the fields.
+// the fields. Of several places of a part the first counts that has something.
 type jsonLines struct {
 	texts  *texts
 	fields fields
-	names  fieldNames
-	header [][]int // where the header fields are that are wanted
+
+	times                                   []timePlace
+	method, uri, host, client, status, took []int
+	unit                                    time.Duration // of durations that are numbers
+	header                                  [][]int       // of the header fields that are wanted
 }
 
-func newJSONLines(o Options, names namesOf, t *texts) *jsonLines {
+// A timePlace is the place of a time, and what it is the time of.
+type timePlace struct {
+	place int
+	stamp Stamp
+}
+
+func newJSONLines(o Options, format jsonFormat, t *texts) *jsonLines {
 	j := &jsonLines{texts: t}
-	j.names = names(o, &j.fields)
-	for i := range j.names.times {
-		if o.Stamp != "" {
-			j.names.times[i].stamp = o.Stamp
+	named := func(part string) []string {
+		if given := o.Fields[part]; given != "" {
+			return []string{given}
+		}
+		return format.names[part]
+	}
+	for _, name := range named("time") {
+		name, isArrival := strings.CutSuffix(name, " arrival")
+		stamp := End
+		if isArrival {
+			stamp = Arrival
+		}
+		for _, place := range j.fields.places(format.flat, name) {
+			j.times = append(j.times, timePlace{place, cmp.Or(o.Stamp, stamp)})
 		}
 	}
+	for part, to := range map[string]*[]int{"method": &j.method, "uri": &j.uri, "host": &j.host, "client": &j.client, "status": &j.status, "duration": &j.took} {
+		*to = j.fields.places(format.flat, named(part)...)
+	}
+	j.unit = units[strings.Join(named("unit"), "")]
 	for _, name := range o.Header {
-		j.header = append(j.header, j.names.header(http.CanonicalHeaderKey(name)))
+		j.header = append(j.header, j.headerPlaces(o, format, http.CanonicalHeaderKey(name)))
 	}
 	return j
 }
 
-func (j *jsonLines) subtracts() bool {
-	for _, t := range j.names.times {
-		if t.stamp == End {
-			return true
+// headerPlaces returns the places of a header field, whose name is as net/http writes it.
+func (j *jsonLines) headerPlaces(o Options, format jsonFormat, name string) (places []int) {
+	for part, field := range o.Fields {
+		if strings.EqualFold(part, "header:"+name) {
+			return j.fields.places(format.flat, field)
 		}
 	}
-	return false
+	lower := strings.ToLower(name)
+	write := strings.NewReplacer("Some-Name", name, "some-name", lower, "some_name", strings.ReplaceAll(lower, "-", "_"))
+	for _, usual := range format.names["header"] {
+		path := strings.Split(usual, ".")
+		path[len(path)-1] = write.Replace(path[len(path)-1]) // which may have dots
+		places = append(places, j.fields.want(path...))
+	}
+	return places
+}
+
+func (j *jsonLines) subtracts() bool {
+	return slices.ContainsFunc(j.times, func(t timePlace) bool { return t.stamp == End })
 }
 
 func (j *jsonLines) parse(line []byte, e *entry) Reason {
@@ -53,11 +89,11 @@ func (j *jsonLines) parse(line []byte, e *entry) Reason {
 	if !j.setStamp(e) {
 		return NoTime
 	}
-	if status := j.fields.find(j.names.status); status != nil && !e.setStatus(j.fields.text(status)) {
+	if status := j.fields.find(j.status); status != nil && !e.setStatus(j.fields.text(status)) {
 		return BadStatus
 	}
-	if elapsed := j.fields.find(j.names.duration); elapsed != nil {
-		e.setDuration(j.fields.text(elapsed), j.names.unit)
+	if took := j.fields.find(j.took); took != nil {
+		e.setDuration(j.fields.text(took), j.unit)
 	}
 	if len(j.header) > 0 {
 		e.Header = make([]string, len(j.header))
@@ -72,7 +108,7 @@ func (j *jsonLines) parse(line []byte, e *entry) Reason {
 
 // setRequest takes the method, the host, the path and the client.
 func (j *jsonLines) setRequest(e *entry) Reason {
-	uri, method := j.fields.find(j.names.uri), j.fields.find(j.names.method)
+	uri, method := j.fields.find(j.uri), j.fields.find(j.method)
 	switch text := j.fields.text(uri); {
 	case bytes.IndexByte(text, ' ') > 0 && text[0] != '/':
 		if !e.setRequestLine(text, j.texts) {
@@ -81,10 +117,10 @@ func (j *jsonLines) setRequest(e *entry) Reason {
 	case !e.setMethod(j.fields.quoted(method), j.texts) || !e.setURI(j.fields.text(uri), j.texts):
 		return NoRequest
 	}
-	if host := j.fields.quoted(j.fields.find(j.names.host)); len(host) > 0 && !isDash(host) {
+	if host := j.fields.quoted(j.fields.find(j.host)); len(host) > 0 && !isDash(host) {
 		e.Host = j.texts.hosts.of(host)
 	}
-	if client := j.fields.quoted(j.fields.find(j.names.client)); len(client) > 0 {
+	if client := j.fields.quoted(j.fields.find(j.client)); len(client) > 0 {
 		e.setClient(client, j.texts)
 	}
 	return ""
@@ -92,7 +128,7 @@ func (j *jsonLines) setRequest(e *entry) Reason {
 
 // setStamp takes the time, and reports whether there is one.
 func (j *jsonLines) setStamp(e *entry) (ok bool) {
-	for _, t := range j.names.times {
+	for _, t := range j.times {
 		if e.stamp, ok = parseTime(j.fields.text(j.fields.values[t.place])); ok {
 			e.isEnd = t.stamp == End
 			return true
@@ -337,77 +373,72 @@ func isPlain(text []byte) bool {
 	return digits
 }
 
-// fieldNames say where the fields are. Of several places the first counts that has something.
-type fieldNames struct {
-	times                             []timeName
-	method, uri, host, client, status []int
-	duration                          []int
-	unit                              time.Duration           // of durations that are numbers
-	header                            func(name string) []int // for the name of a header field as net/http writes it
-}
-
-// A namesOf makes the names of a format.
-type namesOf func(Options, *fields) fieldNames
-
-type timeName struct {
-	place int
-	stamp Stamp
-}
-
-// nested returns the places of names whose dots lead into objects.
-func (f *fields) nested(names ...string) (places []int) {
+// places returns the places of names whose dots lead into objects, or also belong to the names.
+func (f *fields) places(flat bool, names ...string) (places []int) {
 	for _, name := range names {
+		if flat && strings.Contains(name, ".") {
+			places = append(places, f.want(name))
+		}
 		places = append(places, f.want(strings.Split(name, ".")...))
 	}
 	return places
 }
 
-// orElse returns the places of the name that a user has given, or else of the usual ones. Their
-// dots belong to the name or lead into objects.
-func (f *fields) orElse(given string, usual ...string) (places []int) {
-	if given != "" {
-		usual = []string{given}
-	}
-	for _, name := range usual {
-		places = append(places, f.want(name))
-		if strings.Contains(name, ".") {
-			places = append(places, f.nested(name)...)
-		}
-	}
-	return places
+// A jsonFormat has the names of the fields that have the parts of a request, as [Fields] calls these.
+// Dots lead into objects. A time is that of the end if nothing else is said. Header fields are called Some-Name here.
+type jsonFormat struct {
+	names map[string][]string
+	flat  bool // dots may belong to the names
 }
 
-// caddyNames are the fields of Caddy's access log. It tells the client as client_ip since
-// version 2.7, before as remote_ip, and before 2.5 as remote_addr.
-func caddyNames(_ Options, f *fields) fieldNames {
-	return fieldNames{
-		times:    []timeName{{f.want("ts"), End}},
-		method:   f.nested("request.method"),
-		uri:      f.nested("request.uri"),
-		host:     f.nested("request.host"),
-		client:   f.nested("request.client_ip", "request.remote_ip", "request.remote_addr"),
-		status:   f.nested("status"),
-		duration: f.nested("duration"),
-		unit:     time.Second,
-		header:   func(name string) []int { return []int{f.want("request", "headers", name)} },
-	}
-}
+// caddyFormat is Caddy's access log. It tells the client as client_ip since version 2.7, before
+// as remote_ip, and before 2.5 as remote_addr.
+var caddyFormat = jsonFormat{names: map[string][]string{
+	"time":     {"ts"},
+	"method":   {"request.method"},
+	"uri":      {"request.uri"},
+	"host":     {"request.host"},
+	"client":   {"request.client_ip", "request.remote_ip", "request.remote_addr"},
+	"status":   {"status"},
+	"duration": {"duration"},
+	"header":   {"request.headers.Some-Name"},
+}}
 
-// traefikNames are the fields of Traefik's access log. StartUTC and StartLocal can be left
-// out of it; "time" is when the line was written.
-func traefikNames(_ Options, f *fields) fieldNames {
-	return fieldNames{
-		times:    []timeName{{f.want("StartUTC"), Arrival}, {f.want("StartLocal"), Arrival}, {f.want("time"), End}},
-		method:   f.nested("RequestMethod"),
-		uri:      f.nested("RequestPath"),
-		host:     f.nested("RequestHost", "RequestAddr"),
-		client:   f.nested("ClientHost", "ClientAddr"),
-		status:   f.nested("DownstreamStatus", "OriginStatus"),
-		duration: f.nested("Duration"),
-		unit:     time.Nanosecond,
-		header:   func(name string) []int { return []int{f.want("request_" + name)} },
-	}
-}
+// traefikFormat is Traefik's access log. StartUTC and StartLocal can be left out of it; "time"
+// is when the line was written.
+var traefikFormat = jsonFormat{names: map[string][]string{
+	"time":     {"StartUTC arrival", "StartLocal arrival", "time"},
+	"method":   {"RequestMethod"},
+	"uri":      {"RequestPath"},
+	"host":     {"RequestHost", "RequestAddr"},
+	"client":   {"ClientHost", "ClientAddr"},
+	"status":   {"DownstreamStatus", "OriginStatus"},
+	"duration": {"Duration"},
+	"unit":     {"ns"},
+	"header":   {"request_Some-Name"},
+}}
+
+// usualFormat has the names that nginx's variables, the Elastic Common Schema and loggers for Go,
+// Node and Python give the fields.
+var usualFormat = jsonFormat{flat: true, names: map[string][]string{
+	"time":   {"time", "ts", "timestamp", "@timestamp", "time_iso8601", "msec", "time_local", "date", "start_time arrival"},
+	"method": {"method", "request_method", "http_method", "verb", "http.request.method", "request.method", "req.method"},
+	"uri": {
+		"uri", "request_uri", "path", "url", "url.original", "url.path", "request.uri", "request.url", "req.url",
+		"request_path", "request",
+	},
+	"host": {"host", "http_host", "server_name", "url.domain", "request.host", "req.headers.host", "vhost"},
+	"client": {
+		"client_ip", "clientip", "remote_addr", "remote_ip", "client", "ip", "client.ip", "source.ip",
+		"request.client_ip", "request.remote_ip", "req.remoteAddress",
+	},
+	"status":   {"status", "status_code", "response_code", "http.response.status_code", "response.status", "res.statusCode"},
+	"duration": {"request_time"},
+	"header": {
+		"http_some_name", "some_name", "headers.Some-Name", "headers.some-name", "request.headers.Some-Name", "request.headers.some-name",
+		"req.headers.Some-Name", "req.headers.some-name",
+	},
+}}
 
 // Fields are the fields of JSON objects that have the parts of a request, by the names of the parts. A dot
 // leads into an object: "request.method". A part that is not there is looked for under the names that are
@@ -444,45 +475,4 @@ func (f *Fields) Add(text string) error {
 		(*f)[part] = field
 	}
 	return nil
-}
-
-// jsonNames are the fields of other logs: those that the user has named, and for the
-// others the names that nginx's variables, the Elastic Common Schema and loggers for Go,
-// Node and Python give them.
-func jsonNames(o Options, f *fields) fieldNames {
-	given := o.Fields
-	names := fieldNames{
-		method: f.orElse(given["method"], "method", "request_method", "http_method", "verb", "http.request.method", "request.method", "req.method"),
-		uri: f.orElse(given["uri"], "uri", "request_uri", "path", "url", "url.original", "url.path", "request.uri", "request.url", "req.url",
-			"request_path", "request"),
-		host: f.orElse(given["host"], "host", "http_host", "server_name", "url.domain", "request.host", "req.headers.host", "vhost"),
-		client: f.orElse(given["client"], "client_ip", "clientip", "remote_addr", "remote_ip", "client", "ip", "client.ip", "source.ip",
-			"request.client_ip", "request.remote_ip", "req.remoteAddress"),
-		status:   f.orElse(given["status"], "status", "status_code", "response_code", "http.response.status_code", "response.status", "res.statusCode"),
-		duration: f.orElse(given["duration"], "request_time"),
-		unit:     units[given["unit"]],
-		header: func(name string) []int {
-			for part, field := range given {
-				if strings.EqualFold(part, "header:"+name) {
-					return f.orElse(field)
-				}
-			}
-			lower := strings.ToLower(name)
-			plain := strings.ReplaceAll(lower, "-", "_")
-			all := []int{f.want("http_" + plain), f.want(plain)}
-			for _, object := range []string{"headers", "request.headers", "req.headers"} {
-				for _, key := range []string{name, lower} {
-					all = append(all, f.want(append(strings.Split(object, "."), key)...))
-				}
-			}
-			return all
-		},
-	}
-	for _, place := range f.orElse(given["time"], "time", "ts", "timestamp", "@timestamp", "time_iso8601", "msec", "time_local", "date") {
-		names.times = append(names.times, timeName{place, End})
-	}
-	if given["time"] == "" {
-		names.times = append(names.times, timeName{f.want("start_time"), Arrival})
-	}
-	return names
 }

@@ -9,22 +9,8 @@
 //
 // The format of each file is recognised from its first lines, unless [Options.Format]
 // names it. How a file is compressed is recognised by its first bytes, whatever its name:
-// gzip, zstd, xz and bzip2 are unpacked.
-//
-//	combined       Apache and nginx, also as "common", and with a virtual host in front
-//	caddy          what Caddy writes by default
-//	traefik        both of Traefik's formats
-//	haproxy        what option httplog and httpslog write
-//	envoy          Envoy's default format
-//	alb, elb       AWS's Application and Classic Load Balancers
-//	cloudfront     CloudFront's standard logs
-//	w3c            IIS, and others that name their fields in a line #Fields
-//	json           one object per line, with the fields that Options.Fields names
-//	$remote_addr…  a log_format of nginx
-//	usage          the usage log of a gateway of language models, if it is named
-//
-// The formats of text are patterns in a table, which one parser reads; the formats of JSON
-// are tables of names, which another one reads.
+// gzip, zstd, xz and bzip2 are unpacked. The formats of text are patterns in a table, which
+// one parser reads; the formats of JSON are tables of names, which another one reads.
 //
 // # Heads
 //
@@ -36,16 +22,8 @@
 //
 // # When a request arrived
 //
-// A shaper sees a request when it arrives, but some servers log when it has ended:
-//
-//	Apache     %t is the arrival
-//	nginx      $time_local, $time_iso8601 and $msec are the end
-//	Caddy      ts is the end
-//	Traefik    StartUTC, and the time of its text format, is the arrival
-//	HAProxy    the date is the arrival, and so it is of Envoy and of Classic Load Balancers
-//	ALB        the time is the end; request_creation_time is the arrival
-//	CloudFront the time is the end, and so it is of IIS
-//	json       taken for the end, as most programs log a request when it is done
+// A shaper sees a request when it arrives, but some servers log when it has ended. The comment
+// of each [Format] says which.
 //
 // From an end the duration is subtracted, if the line tells it. If it does not, the end
 // has to do as the arrival: the requests are as many, but each is late by the time that
