@@ -232,36 +232,3 @@ func TestRulesAreSearchedApart(t *testing.T) {
 	_, err = g.Search(ctx, searched[0])
 	require.ErrorIs(t, err, context.Canceled)
 }
-
-func TestAGoalThatIsWrongSaysWhatIs(t *testing.T) {
-	for goal, want := range map[string]string{
-		"":                           "wait is missing: how long may a request wait that is let through? For example wait=200ms, or wait=0s if none may",
-		"refused=1%":                 "wait is missing: how long may a request wait that is let through? For example wait=200ms, or wait=0s if none may",
-		"wait":                       `"wait": must be a name and a value, such as wait=200ms`,
-		"wait=200":                   `"wait=200": the unit is missing: write wait=200ms or wait=200s`,
-		"wait=soon":                  `"wait=soon": must be a duration such as 200ms or 1.5s`,
-		"wait=-1s":                   `"wait=-1s": must not be negative`,
-		"wait=9000h":                 `"wait=9000h": must be at most 8760h, which is 365 days`,
-		"wait=1s wait=2s":            `"wait=2s": wait is there twice`,
-		"wait=1s refused=0.1":        `"refused=0.1": the unit is missing: write refused=0.1%`,
-		"wait=1s refused=few%":       `"refused=few%": must be a percentage such as 0.1%`,
-		"wait=1s refused=1e3%":       `"refused=1e3%": must be a percentage such as 0.1%`,
-		"wait=1s refused=100.1%":     `"refused=100.1%": must be at most 100%`,
-		"wait=1s burst=0":            `"burst=0": must be a whole number, at least 1`,
-		"wait=1s burst=1.5":          `"burst=1.5": must be a whole number, at least 1`,
-		"wait=1s p99=2s":             `"p99=2s": the names are wait, refused and burst`,
-		"wait=1s refused=1% 200ms":   `"200ms": must be a name and a value, such as wait=200ms`,
-		"wait=200ms, refused=0.1%":   `"wait=200ms,": must be a duration such as 200ms or 1.5s`,
-		"wait=1s refused=-1%":        `"refused=-1%": must be a percentage such as 0.1%`,
-		"wait=1s refused=%":          `"refused=%": must be a percentage such as 0.1%`,
-		"wait=1s refused=0.1% foo=1": `"foo=1": the names are wait, refused and burst`,
-	} {
-		_, err := find.ParseGoal(goal)
-		require.EqualError(t, err, want, goal)
-	}
-	g, err := find.ParseGoal("burst=5 refused=0.10% wait=1.5s")
-	require.NoError(t, err)
-	require.Equal(t, 1500*time.Millisecond, g.Wait)
-	require.Equal(t, "1/1000", g.Refused.String())
-	require.Equal(t, 5, g.Burst)
-}

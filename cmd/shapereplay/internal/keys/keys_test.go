@@ -86,20 +86,6 @@ func TestKeysOfOnePartAndOfNone(t *testing.T) {
 	require.Equal(t, "2001:db8::/64", address)
 }
 
-// A provider may give each client a /56, and another one /64s to thousands of clients.
-func TestPrefixesAreAsLongAsIsSaid(t *testing.T) {
-	for bits, want := range map[int]string{56: "2001:db8:0:100::/56", 128: "2001:db8:0:1ff::1"} {
-		maker, err := keys.New([]string{"client_ip"}, http.NewServeMux(), bits)
-		require.NoError(t, err)
-		byClient := shaper.ClientIP{IPv6Bits: bits}
-		client, err := byClient.Key(&http.Request{RemoteAddr: "[2001:db8:0:1ff::1]:1234"})
-		require.NoError(t, err)
-		key, address := maker.Of(&accesslog.Record{Client: "2001:db8:0:1ff::1"})
-		require.Equal(t, want, address)
-		require.Equal(t, shaper.Join(client), key)
-	}
-}
-
 // The hosts of caddyshaper's keys are these too.
 func TestAHostIsOneHoweverItIsWritten(t *testing.T) {
 	maker, err := keys.New([]string{"host"}, http.NewServeMux(), 64)

@@ -71,18 +71,6 @@ func TestEveryRequestCountsOnce(t *testing.T) {
 	require.False(t, api.Nothing)
 }
 
-func TestCandidatesAreReplayedInsteadOfLimits(t *testing.T) {
-	s := newSimulation(t, rules, simulate.Options{Candidates: true})
-	come(s, 0, "api", 5)
-	come(s, 0, "late", 9)
-	r := s.Result()
-	require.Zero(t, r.Rules[0].Count, "of the default, which no request met")
-	require.Equal(t, simulate.Count{Requests: 5, AtOnce: 1, Waited: 4, TotalWait: 500 * wait, Longest: 200 * wait}, r.Rules[1].Count)
-	require.False(t, r.Rules[1].Nothing)
-	require.Equal(t, simulate.Count{Requests: 9, AtOnce: 9}, r.Rules[2].Count)
-	require.True(t, r.Rules[2].Nothing)
-}
-
 func TestTheWorstKeysComeFirst(t *testing.T) {
 	s := newSimulation(t, rules, simulate.Options{})
 	come(s, 0, "api/a", 4)
