@@ -76,19 +76,13 @@ var formats = []struct {
 	{Combined, ofText("", unescape, `$who [$time] "$request" $status$? $- $http_referer $http_user_agent$+`)},
 }
 
-// formatNames are the names of the formats for people, in the order of the alphabet.
-func formatNames() []string {
-	names := []string{}
+// FormatNames returns the names of all formats, in words.
+func FormatNames() string {
+	var names []string
 	for _, f := range formats {
 		names = append(names, string(f.format))
 	}
 	slices.Sort(names)
-	return names
-}
-
-// FormatNames returns the names of all formats, in words.
-func FormatNames() string {
-	names := formatNames()
 	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
 }
 

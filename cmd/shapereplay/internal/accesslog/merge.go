@@ -1,6 +1,7 @@
 package accesslog
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"math"
@@ -17,8 +18,6 @@ type merger struct {
 	stats *Stats
 
 	sources []*source // those that have more lines
-	lagging *source   // the one that is read; nil if that has to be found
-	until   int64     // it is lagging up to this stamp
 
 	window  time.Duration // how far back times may go from one line to a later one of the same file
 	held    sorter
@@ -75,7 +74,7 @@ func (m *merger) next(e *entry) (ticket, error) {
 			}
 			return m.release(e), nil
 		}
-		s := m.findLagging()
+		s := slices.MinFunc(m.sources, func(a, b *source) int { return cmp.Compare(a.newest, b.newest) }) // It lags.
 		if ok && (s.newest-first >= int64(m.window) || m.held.size > m.most) {
 			return m.release(e), nil
 		}
@@ -84,7 +83,6 @@ func (m *merger) next(e *entry) (ticket, error) {
 			m.hold(s, &m.fresh)
 		case errors.Is(err, io.EOF):
 			m.sources = slices.DeleteFunc(m.sources, func(other *source) bool { return other == s })
-			m.lagging = nil
 		default:
 			return ticket{}, err
 		}
@@ -95,22 +93,6 @@ func (m *merger) release(e *entry) ticket {
 	t := m.held.pop(e)
 	m.low = t.at
 	return t
-}
-
-// findLagging returns the source whose newest stamp is the earliest.
-func (m *merger) findLagging() *source {
-	if m.lagging != nil && m.lagging.newest <= m.until {
-		return m.lagging
-	}
-	m.lagging, m.until = m.sources[0], math.MaxInt64
-	for _, s := range m.sources[1:] {
-		if s.newest < m.lagging.newest {
-			m.lagging, m.until = s, m.lagging.newest
-		} else {
-			m.until = min(m.until, s.newest)
-		}
-	}
-	return m.lagging
 }
 
 // read reads the next entry of a source.

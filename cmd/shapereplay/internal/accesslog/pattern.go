@@ -168,29 +168,25 @@ func (p *pattern) follow(text string) {
 	}
 }
 
+// trailingWords are the words of [Options.Trailing], some of which have a detail behind a colon.
+var trailingWords = map[string]meaning{"-": ofNothing, "time": ofTime, "host": ofHost, "client": ofClient, "duration": ofDuration, "header": ofHeader}
+
 // addTrailing adds the fields that [Options.Trailing] names.
 func (p *pattern) addTrailing(o Options) error {
 	for _, word := range o.Trailing {
-		what, detail, _ := strings.Cut(word, ":")
-		f, ok := field{trailing: true}, detail == ""
+		name, detail, _ := strings.Cut(word, ":")
+		what, ok := trailingWords[name]
+		f := field{variable: variable{what: what}, trailing: true}
 		switch what {
-		case "-":
-		case "time":
-			f.what = ofTime
-		case "host":
-			f.what = ofHost
-		case "client":
-			f.what = ofClient
-		case "duration":
-			f.what = ofDuration
+		case ofDuration:
 			f.unit, ok = units[detail]
 			if o.Stamp == "" {
 				return &OptionError{"Trailing", fmt.Sprintf("%q, so stamp must say what the time is: arrival (Apache) or end (nginx)", word)}
 			}
-		case "header":
-			f.what, f.name, ok = ofHeader, detail, detail != ""
+		case ofHeader:
+			f.name, ok = detail, detail != ""
 		default:
-			ok = false
+			ok = ok && detail == ""
 		}
 		if !ok {
 			return &OptionError{"Trailing", fmt.Sprintf("%q, must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME", word)}
