@@ -54,7 +54,7 @@ func experiments() []run.Experiment {
 }
 
 func main() {
-	run.Child()
+	run.Child(experiments()...)
 	// Debian keeps servers in sbin, which only root has in its PATH.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+string(os.PathListSeparator)+"/usr/sbin"); err != nil {
 		log.Fatalf("bench: %v", err)
@@ -107,13 +107,13 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 
 	o := c.options
 	machine := report.ThisMachine()
-	found := report.Results{Date: time.Now().UTC().Truncate(time.Second), Command: c.command(), Machine: machine}
+	found := report.Results{Date: time.Now().UTC().Truncate(time.Second), Command: strings.Join(append([]string{"go run ./bench"}, args...), " "), Machine: machine}
 	o.Machine = machine.String()
 	o.Log = complaints
 	fmt.Fprintln(stdout, machine)
 	var failures []string
 	for _, e := range c.experiments {
-		r, err := e.Measure(ctx, o)
+		r, err := e.Run(ctx, o)
 		if ctx.Err() != nil {
 			complaints.Print("interrupted, nothing written")
 			return exitInterrupted
@@ -125,7 +125,6 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 		if len(r.Lines) == 0 {
 			continue
 		}
-		r.Name, r.What, r.Note, r.Goals = e.Name, e.What, e.Note+r.Note, e.Goals
 		fmt.Fprint(stdout, r.Tables())
 		found.Reports = append(found.Reports, r)
 	}
@@ -210,7 +209,6 @@ Examples, after export GOWORK=$PWD/all.work:
 type config struct {
 	options     run.Options
 	experiments []run.Experiment
-	chosen      bool   // by -only
 	out         string // folder to write to; "": none
 	list        bool
 }
@@ -245,36 +243,13 @@ func (c *config) choose(text string, all []run.Experiment) error {
 		}
 	}
 	c.experiments = slices.DeleteFunc(slices.Clone(all), func(e run.Experiment) bool { return !slices.Contains(wanted, e.Name) })
-	c.chosen = true
 	return nil
 }
 
-func (c *config) setRounds(text string) error {
-	n, err := strconv.Atoi(text)
-	switch {
-	case err != nil:
-		return errors.New("must be a whole number")
-	case n < 1:
-		return errors.New("must be at least 1")
-	case n > mostRounds:
-		return fmt.Errorf("must be at most %d", mostRounds)
+func (c *config) setRounds(text string) (err error) {
+	c.options.Rounds, err = strconv.Atoi(text)
+	if err != nil || c.options.Rounds < 1 || c.options.Rounds > mostRounds {
+		return fmt.Errorf("must be a whole number from 1 to %d", mostRounds)
 	}
-	c.options.Rounds = n
 	return nil
-}
-
-// command returns the command line that measures the same again. Where the results
-// go does not matter to it.
-func (c *config) command() string {
-	command := "go run ./bench"
-	if c.options.Quick {
-		command += " -quick"
-	}
-	if c.chosen {
-		command += " -only " + strings.ReplaceAll(names(c.experiments), " ", "")
-	}
-	if c.options.Rounds > 0 {
-		command += " -rounds " + strconv.Itoa(c.options.Rounds)
-	}
-	return command
 }

@@ -26,93 +26,52 @@ var Experiment = run.Experiment{
 		"failsafe builds a timer for a wait of 0. " + acquire + " has a cap of 100 in flight, which is never reached. " +
 		"refused: the rate is three a day. Wait-full-line is met by 100 waiters, Wait-deadline of the shaper by 99. " +
 		"Both tell when to come back, as do Reserve-Delay-Cancel and sethvargo, and no other.",
-	Goals: goals(),
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		results, err := run.InTurns(ctx, o, child.Take, cases(o))
-		var r report.Report
-		for _, one := range results {
-			r.Lines = append(r.Lines, run.TimingLines(one.Name, goroutines, one.Found)...)
-		}
-		return r, err
-	},
+	Goals:  goals,
+	Groups: groups,
 }
 
 // goroutines are how many call at once.
 var goroutines = []int{1, 2, 64}
 
-// An input names one of the calls.
-type input struct {
-	Limiter, Call string
-	Refused       bool
-	Batch         time.Duration // how long each number of goroutines calls
-}
-
-var child = run.NewMeasurement("admission", func(in input) ([]measure.Timing, error) {
-	call, stop, err := in.call().open()
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
-	return measure.TimeFrom(goroutines, func() func() bool { return call }, in.Batch)
-})
-
-// call returns the call that is named. It panics if there is none.
-func (in input) call() call {
-	for _, c := range calls() {
-		if c.limiter == in.Limiter && c.call == in.Call && c.refuses == in.Refused {
-			return c
-		}
-	}
-	panic(in.Limiter + " has no call " + in.Call)
-}
-
-func cases(o run.Options) []run.Case[input] {
-	batch := 50 * time.Millisecond
+func groups(o run.Options) []run.Group {
+	batch := 50 * time.Millisecond // how long each number of goroutines calls
 	if o.Quick {
 		batch /= 10
 	}
-	var all []run.Case[input]
-	for _, c := range calls() {
-		outcome := "leaves"
-		if c.refuses {
-			outcome = "refused"
-		}
-		all = append(all, run.Case[input]{
-			Name:   fmt.Sprintf("Admission/outcome=%s/call=%s/limiter=%s", outcome, c.call, c.limiter),
-			Input:  input{c.limiter, c.call, c.refuses, batch},
-			Rounds: o.Times(5, 3),
-		})
+	var all []run.Case
+	for _, c := range calls {
+		all = append(all, run.Case{Name: c.name(), Rounds: o.Times(5, 3), Measure: func(context.Context) ([]report.Line, error) { return c.measure(batch) }})
 	}
-	return all
+	return []run.Group{{Cases: all}}
 }
 
-// goals holds ours against x/time and, where a call is refused, against sethvargo too, which
+// goals hold ours against x/time and, where a call is refused, against sethvargo too, which
 // tells when to come back.
-func goals() []report.Goal {
-	of := func(outcome, call, limiter string, goroutines int) string {
-		return fmt.Sprintf("Admission/outcome=%s/call=%s/limiter=%s/goroutines=%d ns/call", outcome, call, limiter, goroutines)
-	}
-	wait := of("leaves", "Wait", rivals.Ours, 1)
-	all := []report.Goal{
-		{What: "conforming Wait against x-time, goroutines: 1", Ours: wait, Theirs: []string{of("leaves", "Wait", "x-time", 1)}, Most: 0.5},
-		{
-			What: "conforming Acquire with a cap, and its release, against Wait, goroutines: 1",
-			Ours: of("leaves", acquire, rivals.Ours, 1), Theirs: []string{wait}, Most: 1.5,
-		},
-	}
-	for _, refusal := range []struct{ what, call string }{{"line full", "Wait-full-line"}, {"deadline too soon", "Wait-deadline"}} {
-		for _, n := range goroutines {
-			what := fmt.Sprintf("refusal that tells when to come back (%s), goroutines: %d, against ", refusal.what, n)
-			ours := of("refused", refusal.call, rivals.Ours, n)
-			all = append(all,
-				report.Goal{What: what + "x-time's Wait", Ours: ours, Theirs: []string{of("refused", "Wait-deadline", "x-time", n)}, Most: 0.4},
-				report.Goal{What: what + "sethvargo's Take", Ours: ours, Theirs: []string{of("refused", "Take", "sethvargo", n)}, Most: 1})
-		}
-	}
-	// The runtime allocates a little meanwhile, far below one per hundred calls.
-	return append(all, report.Goal{
-		What: "allocations of a refusal", Ours: "Admission/outcome=refused/call=Wait-*/limiter=shaper/goroutines=* allocs/call", Most: 1.01,
-	})
+var goals = []report.Goal{
+	{
+		What: "conforming Wait against x-time, goroutines: 1", Most: 0.5,
+		Ours:   "Admission/outcome=leaves/call=Wait/limiter=shaper/goroutines=1 ns/call",
+		Theirs: []string{"Admission/outcome=leaves/call=Wait/limiter=x-time/goroutines=1 ns/call"},
+	},
+	{
+		What: "conforming Acquire with a cap, and its release, against Wait, goroutines: 1", Most: 1.5,
+		Ours:   "Admission/outcome=leaves/call=Acquire-release/limiter=shaper/goroutines=1 ns/call",
+		Theirs: []string{"Admission/outcome=leaves/call=Wait/limiter=shaper/goroutines=1 ns/call"},
+	},
+	{
+		What: "refusal that tells when to come back ($1), goroutines: $2, against x-time's Wait", Most: 0.4,
+		Ours:   "Admission/outcome=refused/call=(Wait-.*)/limiter=shaper/goroutines=(.*) ns/call",
+		Theirs: []string{"Admission/outcome=refused/call=Wait-deadline/limiter=x-time/goroutines=$2 ns/call"},
+	},
+	{
+		What: "refusal that tells when to come back ($1), goroutines: $2, against sethvargo's Take", Most: 1,
+		Ours:   "Admission/outcome=refused/call=(Wait-.*)/limiter=shaper/goroutines=(.*) ns/call",
+		Theirs: []string{"Admission/outcome=refused/call=Take/limiter=sethvargo/goroutines=$2 ns/call"},
+	},
+	{ // The runtime allocates a little meanwhile, far below one per hundred calls.
+		What: "allocations of a refusal ($1), goroutines: $2", Most: 1.01,
+		Ours: "Admission/outcome=refused/call=(Wait-.*)/limiter=shaper/goroutines=(.*) allocs/call",
+	},
 }
 
 // A call is one way in which a limiter lets a caller in, or refuses it.
@@ -144,63 +103,80 @@ var (
 	slowBucket = rivals.Bucket{Every: slowInterval, Burst: 1}
 )
 
-// calls returns everything that is compared, ours first, then in the order in
-// which the limiters are known to Go programmers.
-func calls() []call {
-	return []call{
-		{limiter: rivals.Ours, call: "Wait", open: meetShaper(fast, 0, func(s *shaper.Shaper, live, _ context.Context) bool {
-			return s.Wait(live) == nil
-		})},
-		{limiter: rivals.Ours, call: "Allow", open: meetShaper(fast, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
-			return s.Allow()
-		})},
-		{limiter: rivals.Ours, call: acquire, open: meetShaper(capped, 0, func(s *shaper.Shaper, live, _ context.Context) bool {
-			release, err := s.Acquire(live, 1)
-			release()
-			return err == nil
-		})},
-		{limiter: "x-time", call: "Wait", open: meetXTime(fastPerSecond, fastBurst, func(l *rate.Limiter, live, _ context.Context) bool {
-			return l.Wait(live) == nil
-		})},
-		{limiter: "x-time", call: "Allow", open: meetXTime(fastPerSecond, fastBurst, func(l *rate.Limiter, _, _ context.Context) bool {
-			return l.Allow()
-		})},
-		{limiter: "uber", call: "Take", open: meetUber()},
-		{limiter: "uber-noslack", call: "Take", open: meetUber(ratelimit.WithoutSlack)},
-		{limiter: "failsafe", call: "AcquirePermit", open: meetFailsafe(time.Nanosecond, func(l failsafeLimiter, live context.Context) bool {
-			return l.AcquirePermit(live) == nil
-		})},
-		{limiter: "sethvargo", call: "Take", open: meetSethvargo(fastBucket, true)},
-
-		{limiter: rivals.Ours, call: "Wait-full-line", refuses: true, open: meetShaper(slow, fullLine, func(s *shaper.Shaper, live, _ context.Context) bool {
-			return saysWhen(s.Wait(live))
-		})},
-		{limiter: rivals.Ours, call: "Wait-deadline", refuses: true, open: meetShaper(slow, fullLine-1, func(s *shaper.Shaper, _, soon context.Context) bool {
-			return saysWhen(s.Wait(soon))
-		})},
-		{limiter: rivals.Ours, call: "Allow", refuses: true, open: meetShaper(slow, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
-			return !s.Allow()
-		})},
-		{limiter: "x-time", call: "Wait-deadline", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, soon context.Context) bool {
-			return l.Wait(soon) != nil
-		})},
-		{limiter: "x-time", call: "Allow", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
-			return !l.Allow()
-		})},
-		{limiter: "x-time", call: "Reserve-Delay-Cancel", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
-			r := l.Reserve()
-			delay := r.Delay()
-			r.Cancel()
-			return delay > 0
-		})},
-		{limiter: "failsafe", call: "TryAcquirePermit", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, _ context.Context) bool {
-			return !l.TryAcquirePermit()
-		})},
-		{limiter: "failsafe", call: "AcquirePermitWithMaxWait", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, live context.Context) bool {
-			return errors.Is(l.AcquirePermitWithMaxWait(live, time.Second), ratelimiter.ErrExceeded)
-		})},
-		{limiter: "sethvargo", call: "Take", refuses: true, open: meetSethvargo(slowBucket, false)},
+// name returns how the names of its lines begin.
+func (c call) name() string {
+	outcome := "leaves"
+	if c.refuses {
+		outcome = "refused"
 	}
+	return fmt.Sprintf("Admission/outcome=%s/call=%s/limiter=%s", outcome, c.call, c.limiter)
+}
+
+// measure calls from each number of goroutines.
+func (c call) measure(batch time.Duration) ([]report.Line, error) {
+	call, stop, err := c.open()
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	return run.Timed(c.name(), goroutines, func() func() bool { return call }, batch)
+}
+
+// calls are everything that is compared, ours first, then in the order in
+// which the limiters are known to Go programmers.
+var calls = []call{
+	{limiter: rivals.Ours, call: "Wait", open: meetShaper(fast, 0, func(s *shaper.Shaper, live, _ context.Context) bool {
+		return s.Wait(live) == nil
+	})},
+	{limiter: rivals.Ours, call: "Allow", open: meetShaper(fast, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
+		return s.Allow()
+	})},
+	{limiter: rivals.Ours, call: acquire, open: meetShaper(capped, 0, func(s *shaper.Shaper, live, _ context.Context) bool {
+		release, err := s.Acquire(live, 1)
+		release()
+		return err == nil
+	})},
+	{limiter: "x-time", call: "Wait", open: meetXTime(fastPerSecond, fastBurst, func(l *rate.Limiter, live, _ context.Context) bool {
+		return l.Wait(live) == nil
+	})},
+	{limiter: "x-time", call: "Allow", open: meetXTime(fastPerSecond, fastBurst, func(l *rate.Limiter, _, _ context.Context) bool {
+		return l.Allow()
+	})},
+	{limiter: "uber", call: "Take", open: meetUber()},
+	{limiter: "uber-noslack", call: "Take", open: meetUber(ratelimit.WithoutSlack)},
+	{limiter: "failsafe", call: "AcquirePermit", open: meetFailsafe(time.Nanosecond, func(l failsafeLimiter, live context.Context) bool {
+		return l.AcquirePermit(live) == nil
+	})},
+	{limiter: "sethvargo", call: "Take", open: meetSethvargo(fastBucket, true)},
+
+	{limiter: rivals.Ours, call: "Wait-full-line", refuses: true, open: meetShaper(slow, fullLine, func(s *shaper.Shaper, live, _ context.Context) bool {
+		return saysWhen(s.Wait(live))
+	})},
+	{limiter: rivals.Ours, call: "Wait-deadline", refuses: true, open: meetShaper(slow, fullLine-1, func(s *shaper.Shaper, _, soon context.Context) bool {
+		return saysWhen(s.Wait(soon))
+	})},
+	{limiter: rivals.Ours, call: "Allow", refuses: true, open: meetShaper(slow, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
+		return !s.Allow()
+	})},
+	{limiter: "x-time", call: "Wait-deadline", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, soon context.Context) bool {
+		return l.Wait(soon) != nil
+	})},
+	{limiter: "x-time", call: "Allow", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
+		return !l.Allow()
+	})},
+	{limiter: "x-time", call: "Reserve-Delay-Cancel", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
+		r := l.Reserve()
+		delay := r.Delay()
+		r.Cancel()
+		return delay > 0
+	})},
+	{limiter: "failsafe", call: "TryAcquirePermit", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, _ context.Context) bool {
+		return !l.TryAcquirePermit()
+	})},
+	{limiter: "failsafe", call: "AcquirePermitWithMaxWait", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, live context.Context) bool {
+		return errors.Is(l.AcquirePermitWithMaxWait(live, time.Second), ratelimiter.ErrExceeded)
+	})},
+	{limiter: "sethvargo", call: "Take", refuses: true, open: meetSethvargo(slowBucket, false)},
 }
 
 // saysWhen reports whether err is a refusal that tells when to come back.

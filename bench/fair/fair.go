@@ -11,7 +11,10 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -40,14 +43,14 @@ var Experiment = run.Experiment{
 		"share-err is by how many percentage points the share of the first is off 75. " +
 		"FairCost: 100,000 requests in line, of so many keys, beside a plain Shaper (keys=0); admission and departure include the goroutine that waits, " +
 		"and its wake-up. All depart at once. Refused is a newcomer that would leave last, as the line is full. Memory is what the live heap has more than beside a plain Shaper, for each key.",
-	Needs: []run.Program{run.Go},
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		lines, err1 := run.InVirtualTime(ctx, o, "TestABurstBesideLightKeys", "example.com/leakybucket/bench/fair")
-		costs, err2 := run.InTurns(ctx, o, costChild.Take, costCases(o))
-		run.Beyond(costs, func(bare, of costInput) bool { return bare.Keys == 0 && of.Keys > 0 }, func(bare costFound, from *costFound) {
-			from.Memory = (from.Heap - bare.Heap) / from.keys()
+	Groups: groups,
+	// Memory is beyond a plain Shaper's.
+	Conclude: func(r *report.Report, _ run.Options) error {
+		report.Beyond(r.Lines, "heap-B", "B/key", func(name string) (string, float64) {
+			keys, _ := strconv.Atoi(strings.TrimPrefix(name, "FairCost/keys=")) // 0, where there are no keys, makes it unknown.
+			return "FairCost/keys=0", float64(keys)
 		})
-		return report.Report{Lines: slices.Concat(lines, run.Lines(costs))}, errors.Join(err1, err2)
+		return nil
 	},
 }
 
@@ -263,15 +266,32 @@ func besideABurst(by way, seed uint64) (light []time.Duration, burst time.Durati
 	return light, burst, unused
 }
 
-// waitsOf returns quantiles of many waits, and means of the rest.
-func waitsOf(light, bursts []time.Duration, unused float64) Waits {
-	slices.Sort(light)
-	at := func(q float64) time.Duration { return light[min(int(q*float64(len(light))), len(light)-1)] }
-	var sum time.Duration
-	for _, b := range bursts {
-		sum += b
+// waitsOf lets bursts come, one by one, each in a bubble of virtual time. It returns quantiles of all waits beside them, and means of the rest.
+func waitsOf(t *testing.T, by way, times int) (found Waits) {
+	var all []time.Duration
+	for seed := range times {
+		synctest.Test(t, func(*testing.T) {
+			light, burst, unused := besideABurst(by, uint64(seed))
+			all = append(all, light...)
+			found.Burst += burst / time.Duration(times)
+			found.Unused += unused / float64(times)
+		})
 	}
-	return Waits{at(0.5), at(0.99), at(1), sum / time.Duration(len(bursts)), unused}
+	slices.Sort(all)
+	at := func(q float64) time.Duration { return all[min(int(q*float64(len(all))), len(all)-1)] }
+	found.Median, found.P99, found.Longest = at(0.5), at(0.99), at(1)
+	return found
+}
+
+// A share is by how many percentage points a key's share is off what its weight says.
+type share struct {
+	Error float64 `unit:"share-err-%"`
+}
+
+// shareOf returns the share of a minute of virtual time.
+func shareOf(t *testing.T, by way) (found share) {
+	synctest.Test(t, func(*testing.T) { found.Error = shareError(by) })
+	return found
 }
 
 // shareError returns by how many percentage points a key's share of what has left in a minute is off what its weight says.
@@ -310,35 +330,22 @@ func check(err error) {
 	}
 }
 
-type costInput struct {
-	Keys    int // 0: a plain Shaper
-	Waiting int
-}
-
 // A costFound is what a request in line costs, and what the keys take.
 type costFound struct {
 	Admission float64 `unit:"admission-ns"`
 	Refusal   float64 `unit:"refusal-ns"`
 	Departure float64 `unit:"departure-ns"`
-	Memory    float64 `unit:"B/key"` // not known of a plain Shaper
-
-	Heap float64 // bytes, with all in line
-	Keys int
+	Heap      float64 `unit:"heap-B"` // with all in line
 }
 
-func (f costFound) keys() float64 { return float64(f.Keys) }
-
-var costChild = run.NewMeasurement("fair-cost", cost)
-
-// cost fills a line, asks for more, and lets all leave at once.
-func cost(in costInput) (costFound, error) {
-	found := costFound{Memory: math.NaN(), Keys: in.Keys}
-	closed := shaper.Limits{Rate: rate.Every(time.Minute), Depth: in.Waiting}
+// cost fills a line with requests of so many keys, or 0 for a plain Shaper, asks for more, and lets all leave at once.
+func cost(keys, waiting int) (found costFound, err error) {
+	closed := shaper.Limits{Rate: rate.Every(time.Minute), Depth: waiting}
 	var opts []shaper.Option
-	if in.Keys > 0 {
+	if keys > 0 {
 		opts = append(opts, shaper.WithFairQueue(nil))
 	}
-	names := make([]string, max(1, in.Keys))
+	names := make([]string, max(1, keys))
 	for i := range names {
 		names[i] = strconv.Itoa(i)
 	}
@@ -353,18 +360,18 @@ func cost(in costInput) (costFound, error) {
 		return found, err
 	}
 	var all sync.WaitGroup
-	errs := make(chan error, in.Waiting) // has room for the one error of each request
+	errs := make(chan error, waiting) // has room for the one error of each request
 	start := time.Now()
-	for i := range in.Waiting {
+	for i := range waiting {
 		all.Go(func() { errs <- s.For(names[i%len(names)]).Wait(ctx) })
 	}
-	for s.Stats().Waiting < in.Waiting {
+	for s.Stats().Waiting < waiting {
 		if len(errs) > 0 {
 			return found, fmt.Errorf("a request did not stay in line: %w", <-errs)
 		}
 		time.Sleep(time.Millisecond)
 	}
-	found.Admission = perCall(start, in.Waiting)
+	found.Admission = perCall(start, waiting)
 	found.Heap = float64(measure.LiveHeap() - before)
 
 	const refusals = 100_000
@@ -383,7 +390,7 @@ func cost(in costInput) (costFound, error) {
 		return found, err
 	}
 	all.Wait()
-	found.Departure = perCall(start, in.Waiting)
+	found.Departure = perCall(start, waiting)
 	close(errs)
 	for err := range errs {
 		if err != nil {
@@ -397,13 +404,21 @@ func perCall(since time.Time, calls int) float64 {
 	return float64(time.Since(since).Nanoseconds()) / float64(calls)
 }
 
-// costCases fill lines of one length with requests of so many keys.
-func costCases(o run.Options) (all []run.Case[costInput]) {
+// groups are bursts and shares in virtual time, whose figures are the same on every machine, and lines of one length with requests of so many keys.
+func groups(o run.Options) []run.Group {
 	const waiting = 100_000
-	for _, keys := range []int{0, 1, 1000, waiting} {
-		all = append(all, run.Case[costInput]{
-			Name: fmt.Sprintf("FairCost/keys=%d", keys), Input: costInput{keys, waiting}, Rounds: o.Times(5, 1),
-		})
+	times := 20
+	if o.Quick {
+		times = 2
 	}
-	return all
+	var virtual, costs []run.Case
+	for _, by := range ways {
+		virtual = append(virtual,
+			run.One("Fair/limiter="+by.name, 1, run.InTest(func(t *testing.T) Waits { return waitsOf(t, by, times) })),
+			run.One("FairShares/limiter="+by.name, 1, run.InTest(func(t *testing.T) share { return shareOf(t, by) })))
+	}
+	for _, keys := range []int{0, 1, 1000, waiting} {
+		costs = append(costs, run.One(fmt.Sprintf("FairCost/keys=%d", keys), o.Times(5, 1), func(context.Context) (costFound, error) { return cost(keys, waiting) }))
+	}
+	return []run.Group{{Cases: virtual}, {Cases: costs}}
 }

@@ -2,37 +2,16 @@ package fair
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"example.com/leakybucket/bench/internal/report"
-	"example.com/leakybucket/bench/internal/run"
 )
 
-// The experiment runs this test and takes its results. In virtual time they are the same on every machine.
+// In virtual time the figures are the same on every machine.
 func TestABurstBesideLightKeys(t *testing.T) {
-	times := 2
-	if run.AtLength() {
-		times = 20
-	}
-	var lines []report.Line
 	waits, shares := map[string]Waits{}, map[string]float64{}
 	for _, by := range ways {
-		var light, bursts []time.Duration
-		unused := 0.0
-		for seed := range times {
-			synctest.Test(t, func(*testing.T) {
-				some, burst, part := besideABurst(by, uint64(seed))
-				light, bursts = append(light, some...), append(bursts, burst)
-				unused += part / float64(times)
-			})
-		}
-		waits[by.name] = waitsOf(light, bursts, unused)
-		synctest.Test(t, func(*testing.T) { shares[by.name] = shareError(by) })
-		lines = append(lines, report.Lines("Fair/limiter="+by.name, []Waits{waits[by.name]})...)
-		lines = append(lines, report.Line{Name: "FairShares/limiter=" + by.name, Figures: []report.Figure{{Value: shares[by.name], Unit: "share-err-%"}}})
+		waits[by.name], shares[by.name] = waitsOf(t, by, 2), shareOf(t, by).Error
 		t.Logf("%-12s %+v, share off by %.1f", by.name, waits[by.name], shares[by.name])
 	}
 	require.Greater(t, waits["one-line"].Median, 5*time.Second)
@@ -46,16 +25,14 @@ func TestABurstBesideLightKeys(t *testing.T) {
 	require.Less(t, waits["queueset"].Longest, 100*time.Millisecond)
 	require.Less(t, waits["queueset"].Unused, 1.0, "the seat is never free while a request waits")
 	require.InDelta(t, 25, shares["queueset"], 1, "queueset charges the cost, but has no weights")
-	require.NoError(t, run.WriteResults(lines))
 }
 
 func TestCostFillsAndEmptiesALine(t *testing.T) {
 	for _, keys := range []int{0, 1, 10, 100} {
-		found, err := cost(costInput{keys, 100})
+		found, err := cost(keys, 100)
 		require.NoError(t, err)
 		require.Positive(t, found.Admission)
 		require.Positive(t, found.Refusal)
 		require.Positive(t, found.Departure)
-		require.Equal(t, keys, found.Keys)
 	}
 }

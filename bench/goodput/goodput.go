@@ -5,10 +5,7 @@ package goodput
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,11 +25,24 @@ var Experiment = run.Experiment{
 		"cancel: a timer cancels the context, as a closed connection does. deadline: the context has one. " +
 		"failsafe is told the time left until a deadline as its longest wait. " +
 		"uber's Take cannot be cancelled and goes on: served are the callers that were still there when it returned. naive has room for 1,000.",
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		// All run side by side: they wait for nothing but the clock.
-		results, err := run.AtOnce(ctx, o, child.Take, cases(o))
-		r := report.Report{Lines: run.Lines(results)}
-		return r, errors.Join(err, picture(&r, o.Machine))
+	// All run side by side: they wait for nothing but the clock.
+	Groups: func(o run.Options) []run.Group { return []run.Group{{AtOnce: true, Cases: cases(o)}} },
+	// The picture has how much of the limit is served, by how callers give up and by how much is offered.
+	Conclude: func(r *report.Report, o run.Options) error {
+		panel := func(title, by string) report.Panel {
+			p := report.Panel{Title: title, Axis: "% of the limit", Limiters: limiters, Figure: func(limiter string, i int) float64 {
+				return report.Median(r.Lines, nameOf(limiter, stream{by, offered[i]}), "served-%")
+			}}
+			for _, rate := range offered {
+				p.Settings = append(p.Settings, fmt.Sprintf("%g/s offered", rate))
+			}
+			return p
+		}
+		return r.DrawBars(report.Bars{
+			Name: "goodput", Title: "What is served when callers give up?",
+			Panels:  []report.Panel{panel("callers bring a deadline", byDeadline), panel("callers cancel, as closed connections do", byCancel)},
+			Caption: fmt.Sprintf("Of a limit of %d/s, while more are offered and callers give up after %v. %s.", limit, patience, o.Machine),
+		}, rivals.Ours)
 	},
 }
 
@@ -51,33 +61,19 @@ const (
 
 // A stream is one that asks for more than the limit.
 type stream struct {
-	By      string
-	Offered float64 // requests per second
+	by      string
+	offered float64 // requests per second
 }
 
-var streams = []stream{
-	{byCancel, 111}, {byCancel, 125}, {byCancel, 200},
-	{byDeadline, 111}, {byDeadline, 125}, {byDeadline, 200},
-}
-
-var limiters = []string{rivals.Ours, "x-time", "uber", "failsafe", "naive"}
-
-// An input is a stream at a limiter of its own.
-type input struct {
-	Limiter      string
-	Stream       stream
-	Fill, Window time.Duration
-}
+var (
+	offered  = []float64{111, 125, 200}
+	limiters = []string{rivals.Ours, "x-time", "uber", "failsafe", "naive"}
+)
 
 // A result is the share of the limit that was served, in percent.
 type result struct {
 	Served float64 `unit:"served-%"`
 }
-
-var child = run.NewMeasurement("goodput", func(in input) (result, error) {
-	served, _ := goodput(rivals.Named(in.Limiter), in.Stream, in.Fill, in.Window)
-	return result{served}, nil
-})
 
 // goodput returns the share of the limit that is served, in percent, within a
 // window that begins when the stream has run for the time fill. The stream
@@ -91,7 +87,7 @@ func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float
 	var inTime atomic.Int64
 	start := time.Now()
 	caller := func() {
-		ctx, cancel := patientContext(s.By)
+		ctx, cancel := patientContext(s.by)
 		defer cancel()
 		// A wait that cannot be cancelled serves no caller if its own has gone
 		// meanwhile.
@@ -106,7 +102,7 @@ func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float
 	for range int(limit * patience / time.Second) {
 		callers.Go(caller)
 	}
-	interval := time.Duration(float64(time.Second) / s.Offered)
+	interval := time.Duration(float64(time.Second) / s.offered)
 	// Callers do not come at the instants of the slots. If a slot fell on the very
 	// moment at which a caller gives up, chance would decide, to the harm of those
 	// that cannot hand a slot on.
@@ -127,50 +123,27 @@ func patientContext(by string) (context.Context, context.CancelFunc) {
 	return ctx, func() { timer.Stop(); cancel() }
 }
 
-func cases(o run.Options) []run.Case[input] {
+func cases(o run.Options) (all []run.Case) {
 	fill, window := 2*time.Second, 10*time.Second
 	if o.Quick {
 		fill, window = 700*time.Millisecond, 2*time.Second
 	}
-	var all []run.Case[input]
 	for _, name := range limiters {
-		for _, s := range streams {
-			all = append(all, run.Case[input]{Name: nameOf(name, s), Input: input{name, s, fill, window}, Rounds: 1})
+		for _, by := range []string{byCancel, byDeadline} {
+			for _, rate := range offered {
+				s := stream{by, rate}
+				all = append(all, run.One(nameOf(name, s), 1, func(context.Context) (result, error) {
+					served, _ := goodput(rivals.Named(name), s, fill, window)
+					return result{served}, nil
+				}))
+			}
 		}
 	}
 	return all
 }
 
 func nameOf(limiter string, s stream) string {
-	return fmt.Sprintf("Goodput/limiter=%s/offered=%g/by=%s", limiter, s.Offered, s.By)
-}
-
-// picture draws how much of the limit is served, by how callers give up and by how much is
-// offered.
-func picture(r *report.Report, machine string) error {
-	p := report.Bars{
-		Name: "goodput", Title: "What is served when callers give up?",
-		Caption: fmt.Sprintf("Of a limit of %d/s, while more are offered and callers give up after %v. %s.", limit, patience, machine),
-	}
-	for by, title := range map[string]string{byCancel: "callers cancel, as closed connections do", byDeadline: "callers bring a deadline"} {
-		panel := report.Panel{Title: title, Axis: "% of the limit"}
-		for _, limiter := range limiters {
-			row := report.Row{Name: limiter}
-			panel.Settings = nil
-			for _, s := range streams {
-				if s.By == by {
-					panel.Settings = append(panel.Settings, fmt.Sprintf("%g/s offered", s.Offered))
-					row.Values = append(row.Values, report.Median(r.Lines, nameOf(limiter, s), "served-%"))
-				}
-			}
-			panel.Rows = append(panel.Rows, row)
-		}
-		p.Panels = append(p.Panels, panel)
-	}
-	slices.SortFunc(p.Panels, func(a, b report.Panel) int { return strings.Compare(a.Title, b.Title) })
-	drawn, err := p.Draw(rivals.Ours)
-	r.Pictures = append(r.Pictures, drawn)
-	return err
+	return fmt.Sprintf("Goodput/limiter=%s/offered=%g/by=%s", limiter, s.offered, s.by)
 }
 
 // Hole is the experiment "hole".
@@ -182,9 +155,15 @@ var Hole = run.Experiment{
 		What: "900 of 1,000 give up: until the rest has left, against x-time", Most: 1. / 8,
 		Ours: "Hole/limiter=shaper rest-left-ns", Theirs: []string{"Hole/limiter=x-time rest-left-ns"},
 	}},
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		results, err := run.InTurns(ctx, o, holeChild.Take, holeCases(o))
-		return report.Report{Lines: run.Lines(results)}, err
+	Groups: func(o run.Options) []run.Group {
+		var all []run.Case
+		for _, name := range []string{rivals.Ours, "x-time", "failsafe", "naive"} {
+			all = append(all, run.One("Hole/limiter="+name, o.Times(5, 1), func(context.Context) (holeFound, error) {
+				took, err := hole(rivals.Named(name))
+				return holeFound{took}, err
+			}))
+		}
+		return []run.Group{{Cases: all}}
 	},
 }
 
@@ -196,13 +175,8 @@ const (
 
 // A holeFound is how soon the rest of a line leaves when its middle gives up.
 type holeFound struct {
-	Rest float64 `unit:"rest-left-ns"`
+	Rest time.Duration `unit:"rest-left-ns"`
 }
-
-var holeChild = run.NewMeasurement("hole", func(limiter string) (holeFound, error) {
-	took, err := hole(rivals.Named(limiter))
-	return holeFound{float64(took)}, err
-})
 
 // hole returns how long it takes a line of 1,000 waiters to leave if 900 of them
 // give up as soon as all are in line. The time begins with the first arrival, as
@@ -257,12 +231,4 @@ func hole(r rivals.Rival) (time.Duration, error) {
 		return 0, fmt.Errorf("a waiter that stays was refused: %w", *err)
 	}
 	return took, nil
-}
-
-func holeCases(o run.Options) []run.Case[string] {
-	var all []run.Case[string]
-	for _, name := range []string{rivals.Ours, "x-time", "failsafe", "naive"} {
-		all = append(all, run.Case[string]{Name: "Hole/limiter=" + name, Input: name, Rounds: o.Times(5, 1)})
-	}
-	return all
 }

@@ -9,11 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/rivals"
-	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/internal/naive"
 )
-
-func TestMain(m *testing.M) { run.Tests(m) }
 
 // In virtual time nothing is late, and the share served is exact.
 func TestGoodputInVirtualTime(t *testing.T) {
@@ -37,18 +34,6 @@ func TestGoodputInVirtualTime(t *testing.T) {
 			})
 		})
 	}
-}
-
-// [rivals.Named] panics if there is none.
-func TestEveryLimiterCanBeMeasured(t *testing.T) {
-	for _, c := range cases(run.Options{}) {
-		rivals.Named(c.Input.Limiter)
-	}
-	for _, c := range holeCases(run.Options{}) {
-		rivals.Named(c.Input)
-	}
-	_, err := child.Take(t.Context(), input{"shaper", streams[0], 10 * time.Millisecond, 100 * time.Millisecond})
-	require.NoError(t, err)
 }
 
 // A waiter that stays and is refused has not left, however soon it returns.

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,40 +36,49 @@ var Experiment = run.Experiment{
 		"The shaper's line is full, of 100, where requests are refused; chi's throttle is full, and its answer does not tell when to come back. " +
 		"HTTPWaiting: resident memory per connection in a server whose clients are another process. " +
 		"beyond: without what net/http itself took, with a handler that is parked on a channel. Without ConnContext the shaper reads the body ahead.",
-	Goals: goals(),
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		costs, err1 := measureCosts(ctx, o)
-		waiting, err2 := measureWaiting(ctx, o)
-		return report.Report{Lines: append(run.Lines(costs), run.Lines(waiting)...)}, errors.Join(err1, err2)
+	Goals:  goals,
+	Groups: func(o run.Options) []run.Group { return []run.Group{{Cases: costCases(o)}, {Cases: waitingCases(o)}} },
+	// own and beyond are without the handler alone.
+	Conclude: func(r *report.Report, _ run.Options) error {
+		report.Beyond(r.Lines, "ns/call", "own-ns/call", func(string) (string, float64) {
+			return kind{bareHandler, false, false}.cost(admitted), 1
+		})
+		report.Beyond(r.Lines, "B/connection", "beyond-B/connection", func(name string) (string, float64) {
+			_, rest, _ := strings.Cut(name, "/body=")
+			return "HTTPWaiting/middleware=" + bareHandler + "/conncontext=no/body=" + rest, 1
+		})
+		return nil
 	},
 }
 
 // goals bound the allocations of ours, whatever the request is like, and hold a refusal against
-// httprate's.
-func goals() []report.Goal {
-	// The runtime allocates a little meanwhile, far below one per hundred requests.
-	all := []report.Goal{
-		{What: "allocations of an admitted HTTP request", Ours: "HTTP/outcome=admitted/middleware=shaper/conncontext=*/body=*/fields=no allocs/call", Most: 1.01},
-		{What: "allocations of a refused HTTP request", Ours: "HTTP/outcome=refused/middleware=shaper/conncontext=*/body=*/fields=no allocs/call", Most: 4.01},
-		{
-			What: "memory per waiting HTTP/1 connection beyond net/http's, with ConnContext, in bytes", Most: 1024,
-			Ours: "HTTPWaiting/middleware=shaper/conncontext=yes/body=*/connections=* beyond-B/connection",
-		},
-	}
-	for _, refusal := range []struct{ what, body string }{
-		{"slower HTTP refusal against httprate's", "no"},
-		{"slower HTTP refusal of a request with a body against httprate's", "yes"},
-	} {
-		all = append(all, report.Goal{
-			What: refusal.what, Most: 1,
-			Ours:   "HTTP/outcome=refused/middleware=shaper/conncontext=*/body=" + refusal.body + "/fields=no own-ns/call",
-			Theirs: []string{"HTTP/outcome=refused/middleware=httprate/conncontext=no/body=no/fields=no own-ns/call"},
-		})
-	}
-	return all
+// httprate's. The runtime allocates a little meanwhile, far below one per hundred requests.
+var goals = []report.Goal{
+	{What: "allocations of an admitted HTTP request ($1)", Ours: "HTTP/outcome=admitted/middleware=shaper/(.*)/fields=no allocs/call", Most: 1.01},
+	{What: "allocations of a refused HTTP request ($1)", Ours: "HTTP/outcome=refused/middleware=shaper/(.*)/fields=no allocs/call", Most: 4.01},
+	{
+		What: "memory per waiting HTTP/1 connection beyond net/http's, with ConnContext (body: $1), in bytes", Most: 1024,
+		Ours: "HTTPWaiting/middleware=shaper/conncontext=yes/body=(.*)/connections=.* beyond-B/connection",
+	},
+	{
+		What: "HTTP refusal ($1) against httprate's", Most: 1,
+		Ours:   "HTTP/outcome=refused/middleware=shaper/(.*)/fields=no own-ns/call",
+		Theirs: []string{"HTTP/outcome=refused/middleware=httprate/conncontext=no/body=no/fields=no own-ns/call"},
+	},
 }
 
-// yesOrNo is for names of benchmarks and for tables.
+// A kind is a kind of request to a middleware.
+type kind struct {
+	middleware  string // or bareHandler
+	connContext bool   // the server has ours
+	body        bool   // the request has one, which has not been read
+}
+
+// String is the part of the name of a benchmark that tells the kind.
+func (k kind) String() string {
+	return fmt.Sprintf("middleware=%s/conncontext=%s/body=%s", k.middleware, yesOrNo(k.connContext), yesOrNo(k.body))
+}
+
 func yesOrNo(b bool) string {
 	if b {
 		return "yes"
@@ -76,40 +86,27 @@ func yesOrNo(b bool) string {
 	return "no"
 }
 
-// A costInput names one kind of request.
-type costInput struct {
-	Middleware  string // or bareHandler
-	ConnContext bool   // the server has ours
-	Body        bool   // the request has one, which has not been read
-	Outcome     outcome
-	Batch       time.Duration // how long requests are served
+// cost is the name of the benchmark of such requests. No answer has the fields that tell clients how much they may still
+// send. The name says so, because earlier results, with which benchstat compares, have both kinds.
+func (k kind) cost(becomes outcome) string {
+	return fmt.Sprintf("HTTP/outcome=%s/%s/fields=no", becomes, k)
 }
-
-// A cost is the time and the memory of a request in a middleware and the handler behind it, and how
-// much longer it took than in the handler alone in the same round.
-type cost struct {
-	measure.Timing
-	Own float64 `unit:"own-ns/call"`
-}
-
-var costChild = run.NewMeasurement("http-cost", measureCost)
 
 // measureCost serves such requests again and again.
-func measureCost(in costInput) (cost, error) {
-	found := cost{Own: measure.Unknown}
-	g, err := openers[in.Middleware](setup{outcome: in.Outcome, next: served})
+func (k kind) measureCost(becomes outcome, batch time.Duration) (found measure.Timing, err error) {
+	g, err := openers[k.middleware](setup{outcome: becomes, next: served})
 	if err != nil {
 		return found, err
 	}
 	defer g.stop()
-	err = inRequest(in.ConnContext, in.Body, func(w http.ResponseWriter, r *http.Request) (err error) {
+	err = k.inRequest(func(w http.ResponseWriter, r *http.Request) (err error) {
 		a := &answer{ResponseWriter: w, header: http.Header{}}
-		if err := in.check(a, g, r); err != nil {
+		if err := k.check(becomes, a, g, r); err != nil {
 			return err
 		}
 		status := a.status
 		each := func() func() bool { return func() bool { return a.again(g, r) == status } }
-		found.Timing, err = measure.TimeCalls(each, 1, in.Batch)
+		found, err = measure.TimeCalls(each, 1, batch)
 		return err
 	})
 	return found, err
@@ -117,15 +114,15 @@ func measureCost(in costInput) (cost, error) {
 
 // check serves a request once, and returns an error if the answer is wrong: otherwise a middleware
 // that does something else would be compared with the others.
-func (in costInput) check(a *answer, h http.Handler, r *http.Request) error {
+func (k kind) check(becomes outcome, a *answer, h http.Handler, r *http.Request) error {
 	want := http.StatusNoContent
-	if in.Outcome == refused {
+	if becomes == refused {
 		want = http.StatusTooManyRequests
 	}
 	if got := a.again(h, r); got != want {
 		return fmt.Errorf("the request is answered with status %d, not %d", got, want)
 	}
-	tells := in.Outcome == refused && tellsRetryAfter(in.Middleware)
+	tells := becomes == refused && tellsRetryAfter(k.middleware)
 	if got := a.header.Get("Retry-After") != ""; got != tells {
 		return fmt.Errorf("the answer has a Retry-After: %s", yesOrNo(got))
 	}
@@ -137,54 +134,43 @@ func (in costInput) check(a *answer, h http.Handler, r *http.Request) error {
 
 // costCases are all kinds of requests for ours. The others look neither at connections
 // nor at bodies.
-func costCases(o run.Options) (cases []run.Case[costInput]) {
+func costCases(o run.Options) (cases []run.Case) {
 	batch := 30 * time.Millisecond
 	if o.Quick {
 		batch /= 10
 	}
-	add := func(name string, connContext, body bool) {
+	for _, k := range []kind{
+		{bareHandler, false, false},
+		{rivals.Ours, false, false}, {rivals.Ours, false, true}, {rivals.Ours, true, false}, {rivals.Ours, true, true},
+		{chi, false, false}, {httpRate, false, false},
+	} {
 		for _, becomes := range []outcome{admitted, refused} {
-			if becomes == refused && name == bareHandler {
+			if becomes == refused && k.middleware == bareHandler {
 				continue // It refuses none.
 			}
-			cases = append(cases, run.Case[costInput]{
-				// No answer has the fields that tell clients how much they may still send. The name
-				// says so, because earlier results, with which benchstat compares, have both kinds.
-				Name: fmt.Sprintf("HTTP/outcome=%s/middleware=%s/conncontext=%s/body=%s/fields=no",
-					becomes, name, yesOrNo(connContext), yesOrNo(body)),
-				Input:  costInput{name, connContext, body, becomes, batch},
-				Rounds: o.Times(5, 1),
-			})
+			cases = append(cases, run.One(k.cost(becomes), o.Times(5, 1), func(context.Context) (measure.Timing, error) { return k.measureCost(becomes, batch) }))
 		}
 	}
-	add(bareHandler, false, false)
-	for _, connContext := range []bool{false, true} {
-		add(rivals.Ours, connContext, false)
-		add(rivals.Ours, connContext, true)
-	}
-	add(chi, false, false)
-	add(httpRate, false, false)
 	return cases
-}
-
-// measureCosts adds to each cost how much of it is beyond the handler alone.
-func measureCosts(ctx context.Context, o run.Options) ([]run.Result[costInput, cost], error) {
-	results, err := run.InTurns(ctx, o, costChild.Take, costCases(o))
-	return run.Beyond(results, func(bare, _ costInput) bool { return bare.Middleware == bareHandler },
-		func(bare cost, from *cost) { from.Own = from.Ns - bare.Ns }), err
 }
 
 // longest is longer than any measurement takes, also on a busy machine.
 const longest = 5 * time.Minute
 
-// newServer returns a server with timeouts, as our documentation asks for, because the
+// serve starts a server with timeouts, as our documentation asks for, because the
 // middleware moves the deadlines that they set. They are so long that no request meets one.
-func newServer(h http.Handler, connContext bool) *http.Server {
+func serve(h http.HandlerFunc, connContext bool) (address string, stop func(), err error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
 	server := &http.Server{Handler: h, ReadHeaderTimeout: longest, ReadTimeout: longest, WriteTimeout: longest}
 	if connContext {
 		server.ConnContext = shaper.ConnContext
 	}
-	return server
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) }) // Should it fail, no request comes.
+	return listener.Addr().String(), func() { _ = server.Close(); serving.Wait() }, nil
 }
 
 // bodyLength is how long bodies are, if there are any.
@@ -201,23 +187,19 @@ func requestText(withBody bool) string {
 // inRequest runs f in the handler of a request that has come over a connection, as
 // what middleware does with a request depends on its connection, its server and the
 // type of its body.
-func inRequest(connContext, withBody bool, f func(w http.ResponseWriter, r *http.Request) error) error {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+func (k kind) inRequest(f func(w http.ResponseWriter, r *http.Request) error) error {
+	failed := make(chan error, 1) // f returns once, so that this never blocks.
+	address, stop, err := serve(func(w http.ResponseWriter, r *http.Request) { failed <- f(w, r) }, k.connContext)
 	if err != nil {
 		return err
 	}
-	failed := make(chan error, 1) // f returns once, so that this never blocks.
-	server := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { failed <- f(w, r) }), connContext)
-	served := make(chan error, 1) // likewise of Serve
-	go func() { served <- server.Serve(listener) }()
-	defer func() { _ = server.Close(); <-served }()
-
-	client, err := net.Dial("tcp", listener.Addr().String())
+	defer stop()
+	client, err := net.Dial("tcp", address)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	if _, err := io.WriteString(client, requestText(withBody)); err != nil {
+	if _, err := io.WriteString(client, requestText(k.body)); err != nil {
 		return err
 	}
 	_, err = bufio.NewReader(client).ReadByte() // The response begins when the handler has returned.
@@ -262,53 +244,40 @@ func (a *answer) again(h http.Handler, r *http.Request) int {
 // served is the handler behind the middlewares.
 var served = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 
-// A waitingInput is connections, each with one request that waits.
-type waitingInput struct {
-	Middleware  string // or bareHandler, whose handler waits itself
-	ConnContext bool   // the server has ours
-	Body        bool   // the request has one, which has not been read
-	Connections int
-}
-
-// A waitingFound is the resident memory of the server for one connection, in bytes, and how much of
-// it is beyond net/http's own in the same round.
+// A waitingFound is the resident memory of the server for one connection, in bytes.
 type waitingFound struct {
-	Bytes  float64 `unit:"B/connection"`
-	Beyond float64 `unit:"beyond-B/connection"`
+	Bytes float64 `unit:"B/connection"`
 }
 
-// waitingChild is the server. The clients are a process of their own.
-var waitingChild = run.NewMeasurement("http-waiting", func(in waitingInput) (waitingFound, error) {
+// measureWaiting lets requests wait in a middleware, of which each has a connection. This process is the server. The clients
+// are a process of their own.
+func (k kind) measureWaiting(ctx context.Context, connections int) (waitingFound, error) {
 	never := make(chan struct{})
 	parked := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-never })
-	g, err := openers[in.Middleware](setup{outcome: waits, room: in.Connections, next: parked})
+	g, err := openers[k.middleware](setup{outcome: waits, room: connections, next: parked})
 	if err != nil {
 		return waitingFound{}, err
 	}
 	defer g.stop()
-	return memoryWaiting(g, in)
-})
+	return k.memoryOf(ctx, g, connections)
+}
 
-// memoryWaiting lets requests wait in a middleware.
-func memoryWaiting(h http.Handler, in waitingInput) (waitingFound, error) {
-	found := waitingFound{Beyond: measure.Unknown}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return found, err
-	}
+// memoryOf lets requests wait in a handler.
+func (k kind) memoryOf(ctx context.Context, h http.Handler, connections int) (found waitingFound, err error) {
 	var came, left atomic.Int64
-	server := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	address, stop, err := serve(func(w http.ResponseWriter, r *http.Request) {
 		came.Add(1)
 		h.ServeHTTP(w, r)
 		left.Add(1)
-	}), in.ConnContext)
-	go func() { _ = server.Serve(listener) }() // Should it fail, no request comes.
-	defer server.Close()
-
+	}, k.connContext)
+	if err != nil {
+		return found, err
+	}
+	defer stop()
 	before := measure.ResidentBytes()
 	called := make(chan error, 1)
 	go func() {
-		_, err := callers.Take(context.Background(), callersInput{listener.Addr().String(), in.Body, in.Connections})
+		_, err := callers.Take(ctx, callersInput{address, k.body, connections})
 		called <- err
 	}()
 	err = measure.StandStill(func() (bool, error) {
@@ -316,21 +285,21 @@ func memoryWaiting(h http.Handler, in waitingInput) (waitingFound, error) {
 		case err := <-called:
 			return false, errors.Join(errors.New("the callers have ended"), err)
 		case <-time.After(time.Millisecond):
-			return came.Load() >= int64(in.Connections), nil
+			return came.Load() >= int64(connections), nil
 		}
 	})
 	if err != nil {
 		return found, err
 	}
-	found.Bytes = (measure.ResidentBytes() - before) / float64(in.Connections)
+	found.Bytes = (measure.ResidentBytes() - before) / float64(connections)
 	if n := left.Load(); n > 0 {
-		return found, fmt.Errorf("%d of %d requests did not wait", n, in.Connections)
+		return found, fmt.Errorf("%d of %d requests did not wait", n, connections)
 	}
 	return found, nil
 }
 
 // waitingCases are none where the system does not tell how much memory is resident.
-func waitingCases(o run.Options) (cases []run.Case[waitingInput]) {
+func waitingCases(o run.Options) (cases []run.Case) {
 	if !measure.MemoryIsTold() {
 		return nil
 	}
@@ -338,28 +307,13 @@ func waitingCases(o run.Options) (cases []run.Case[waitingInput]) {
 	if o.Quick {
 		connections = 500
 	}
-	add := func(name string, connContext, body bool) {
-		cases = append(cases, run.Case[waitingInput]{
-			Name: fmt.Sprintf("HTTPWaiting/middleware=%s/conncontext=%s/body=%s/connections=%d",
-				name, yesOrNo(connContext), yesOrNo(body), connections),
-			Input:  waitingInput{name, connContext, body, connections},
-			Rounds: o.Times(3, 1),
-		})
-	}
 	for _, body := range []bool{false, true} {
-		add(bareHandler, false, body)
-		add(rivals.Ours, false, body)
-		add(rivals.Ours, true, body)
-		add(chi, false, body)
+		for _, k := range []kind{{bareHandler, false, body}, {rivals.Ours, false, body}, {rivals.Ours, true, body}, {chi, false, body}} {
+			cases = append(cases, run.One(fmt.Sprintf("HTTPWaiting/%s/connections=%d", k, connections), o.Times(3, 1),
+				func(ctx context.Context) (waitingFound, error) { return k.measureWaiting(ctx, connections) }))
+		}
 	}
 	return cases
-}
-
-// measureWaiting adds to each figure how much of it is beyond net/http itself.
-func measureWaiting(ctx context.Context, o run.Options) ([]run.Result[waitingInput, waitingFound], error) {
-	results, err := run.InTurns(ctx, o, waitingChild.Take, waitingCases(o))
-	return run.Beyond(results, func(bare, of waitingInput) bool { return bare.Middleware == bareHandler && bare.Body == of.Body },
-		func(bare waitingFound, from *waitingFound) { from.Beyond = from.Bytes - bare.Bytes }), err
 }
 
 // A callersInput says which requests a process sends.
@@ -369,8 +323,11 @@ type callersInput struct {
 	Connections int
 }
 
-// callers opens connections and sends a request on each. It ends when the server closes them.
-var callers = run.NewMeasurement("http-callers", func(wanted callersInput) (opened int, err error) {
+// callers are a process of their own.
+var callers = run.NewChild("http-callers", call)
+
+// call opens connections and sends a request on each. It ends when the server closes them.
+func call(wanted callersInput) (opened int, err error) {
 	var open []net.Conn
 	for i := range wanted.Connections {
 		conn, err := net.Dial("tcp", wanted.Address)
@@ -384,7 +341,7 @@ var callers = run.NewMeasurement("http-callers", func(wanted callersInput) (open
 	}
 	_, _ = io.Copy(io.Discard, open[0]) // It ends with an error where the server is killed.
 	return len(open), nil
-})
+}
 
 const (
 	// bareHandler stands beside the middlewares: no middleware at all.

@@ -29,70 +29,62 @@ var Experiment = run.Experiment{
 		"x-time: a map of its limiters behind a mutex, from which nothing is deleted. " +
 		"KeysLeft: while the buckets are not drained (full), and two seconds after the last of them is (left), when one other key has come, " +
 		"for those that tidy up when they are called. sethvargo sweeps as often and as soon as its buckets allow.",
-	Goals: goals(),
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		calls, err1 := run.InTurns(ctx, o, callsChild.Take, callCases(o))
-		left, err2 := run.AtOnce(ctx, o, leftChild.Take, leftCases(o))
-		r := report.Report{Lines: slices.Concat(run.Lines(calls), timingLines(calls), run.Lines(left))}
-		return r, errors.Join(err1, err2, picture(&r, o.Machine))
+	Goals: goals,
+	Groups: func(o run.Options) []run.Group {
+		return []run.Group{{Cases: callCases(o)}, {Cases: leftCases(o), AtOnce: true}}
 	},
+	Conclude: conclude,
 }
 
 // goals bound the memory of a key, hold calls with one of few keys against calls without, and
 // calls with many keys against rivals: of one goroutine, where locks cost little, and of 64.
-func goals() []report.Goal {
-	all := []report.Goal{
-		{What: "memory of a bucket without waiters, with a key of 16 bytes, in bytes", Ours: "Keys/limiter=shaper/keys=* B/key", Most: 185},
-		// What a process allocates by itself is below a byte for each of so many keys.
-		{What: fmt.Sprintf("memory left of a key %v after draining, in bytes", leftAfter), Ours: "KeysLeft/limiter=shaper/keys=* left-B/key", Most: 1},
-	}
-	for _, call := range []string{"Wait", "Allow"} {
-		on := " on 100,000 keys, goroutines: "
-		all = append(all,
-			report.Goal{
-				What: "conforming " + call + " with one of 1,000 keys, against one without", Most: 2,
-				Ours: timingName(rivals.Ours, 1_000, call, 1), Theirs: []string{timingName(rivals.Ours, 0, call, 1)},
-			},
-			report.Goal{
-				What: call + on + "1, against a map of x-time's", Most: 1,
-				Ours: timingName(rivals.Ours, manyKeys, call, 1), Theirs: []string{timingName("x-time", manyKeys, call, 1)},
-			},
-			report.Goal{
-				What: call + on + "64, against sethvargo", Most: 1.2,
-				Ours: timingName(rivals.Ours, manyKeys, call, 64), Theirs: []string{timingName("sethvargo", manyKeys, "Take", 64)},
-			})
-	}
-	return all
+var goals = []report.Goal{
+	{What: "memory of a bucket without waiters, one of $1, with a key of 16 bytes, in bytes", Ours: "Keys/limiter=shaper/keys=([^/]*) B/key", Most: 185},
+	// What a process allocates by itself is below a byte for each of so many keys.
+	{What: fmt.Sprintf("memory left of a key %v after draining, in bytes", leftAfter), Ours: "KeysLeft/limiter=shaper/keys=.* left-B/key", Most: 1},
+	{
+		What: "conforming $1 with one of 1,000 keys, against one without", Most: 2,
+		Ours: "Keys/limiter=shaper/keys=1000/call=(.*)/goroutines=1 ns/call", Theirs: []string{"Keys/limiter=shaper/keys=0/call=$1/goroutines=1 ns/call"},
+	},
+	{
+		What: "$1 on 100,000 keys, goroutines: 1, against a map of x-time's", Most: 1,
+		Ours: "Keys/limiter=shaper/keys=100000/call=(.*)/goroutines=1 ns/call", Theirs: []string{"Keys/limiter=x-time/keys=100000/call=$1/goroutines=1 ns/call"},
+	},
+	{
+		What: "$1 on 100,000 keys, goroutines: 64, against sethvargo", Most: 1.2,
+		Ours: "Keys/limiter=shaper/keys=100000/call=(.*)/goroutines=64 ns/call", Theirs: []string{"Keys/limiter=sethvargo/keys=100000/call=Take/goroutines=64 ns/call"},
+	},
 }
 
-// timingName is the name of the lines of a call, followed by their unit.
-func timingName(limiter string, keys int, call string, goroutines int) string {
-	return fmt.Sprintf("Keys/limiter=%s/keys=%d/call=%s/goroutines=%d ns/call", limiter, keys, call, goroutines)
-}
-
-// picture draws the cost of a key: the first call of each limiter without a key, with few keys and
-// with many, and the memory of a key.
-func picture(r *report.Report, machine string) error {
-	calls := report.Panel{Title: "a call that may leave at once, on one goroutine", Axis: "ns", Settings: []string{"without a key", "1,000 keys", "100,000 keys"}}
-	memory := report.Panel{Title: "the memory of a key whose bucket is not drained", Axis: "bytes", Settings: []string{"1,000 keys", "100,000 keys"}}
+// conclude puts the memory of all before their calls, and draws the cost of a key: the first call of each limiter
+// without a key, with few keys and with many, and the memory of a key.
+func conclude(r *report.Report, o run.Options) error {
+	isCall := func(l report.Line) bool { return strings.Contains(l.Name, "/call=") }
+	r.Lines = append(slices.DeleteFunc(slices.Clone(r.Lines), isCall), slices.DeleteFunc(r.Lines, func(l report.Line) bool { return !isCall(l) })...)
+	counts := []int{0, 1_000, manyKeys}
+	var limiters []string
 	for _, c := range rivals.AllKeyed {
-		time, bytes := report.Row{Name: c.Name}, report.Row{Name: c.Name}
-		for _, keys := range []int{0, 1_000, manyKeys} {
-			name, unit, _ := strings.Cut(timingName(c.Name, keys, c.Calls[0], 1), " ")
-			time.Values = append(time.Values, report.Median(r.Lines, name, unit))
-			if keys > 0 {
-				bytes.Values = append(bytes.Values, report.Median(r.Lines, fmt.Sprintf("Keys/limiter=%s/keys=%d", c.Name, keys), "B/key"))
-			}
-		}
-		calls.Rows, memory.Rows = append(calls.Rows, time), append(memory.Rows, bytes)
+		limiters = append(limiters, c.Name)
 	}
-	p := report.Bars{
-		Name: "keys", Title: "What does a key cost?", Panels: []report.Panel{calls, memory},
-		Caption: "Keys come in random order. x-time: a map of its limiters behind a mutex. " + machine + ".",
-	}
-	drawn, err := p.Draw(rivals.Ours)
-	r.Pictures = append(r.Pictures, drawn)
-	return err
+	return r.DrawBars(report.Bars{
+		Name: "keys", Title: "What does a key cost?",
+		Caption: "Keys come in random order. x-time: a map of its limiters behind a mutex. " + o.Machine + ".",
+		Panels: []report.Panel{{
+			Title: "a call that may leave at once, on one goroutine", Axis: "ns", Limiters: limiters, Settings: []string{"without a key", "1,000 keys", "100,000 keys"},
+			Figure: func(limiter string, i int) float64 {
+				return report.Median(r.Lines, fmt.Sprintf("%s/call=%s/goroutines=1", nameOf(limiter, counts[i]), rivals.KeyedNamed(limiter).Calls[0]), "ns/call")
+			},
+		}, {
+			Title: "the memory of a key whose bucket is not drained", Axis: "bytes", Limiters: limiters, Settings: []string{"1,000 keys", "100,000 keys"},
+			Figure: func(limiter string, i int) float64 {
+				return report.Median(r.Lines, nameOf(limiter, counts[i+1]), "B/key")
+			},
+		}},
+	}, rivals.Ours)
+}
+
+func nameOf(limiter string, keys int) string {
+	return fmt.Sprintf("Keys/limiter=%s/keys=%d", limiter, keys)
 }
 
 // manyKeys is where a call is measured that has others beside it.
@@ -113,12 +105,6 @@ func comeOnce(k rivals.Keyed, from, to int) error {
 	return nil
 }
 
-type leftInput struct {
-	Limiter string
-	Keys    int
-	Drains  time.Duration // of each bucket, after its call
-}
-
 // A leftFound is the memory that keys take while their buckets are not drained, and the rest of it
 // later, in bytes per key.
 type leftFound struct {
@@ -129,19 +115,17 @@ type leftFound struct {
 // leftAfter is how long after the draining nothing is to be left.
 const leftAfter = 2 * time.Second
 
-var leftChild = run.NewMeasurement("keys-left", left)
-
 // left lets all keys come once and waits. Before it looks, one more key comes, for
-// those that tidy up when they are called.
-func left(in leftInput) (leftFound, error) {
+// those that tidy up when they are called. A bucket drains in some time after its call.
+func left(limiter string, keys int, drains time.Duration) (leftFound, error) {
 	before := measure.LiveHeap()
-	k := rivals.KeyedNamed(in.Limiter).Open(context.Background(), in.Keys, rivals.Bucket{Every: in.Drains, Burst: 1})
+	k := rivals.KeyedNamed(limiter).Open(context.Background(), keys, rivals.Bucket{Every: drains, Burst: 1})
 	defer k.Stop()
-	if err := comeOnce(k, 0, in.Keys); err != nil {
+	if err := comeOnce(k, 0, keys); err != nil {
 		return leftFound{}, err
 	}
-	drained := time.Now().Add(in.Drains)
-	perKey := func() float64 { return float64(measure.LiveHeap()-before) / float64(in.Keys) }
+	drained := time.Now().Add(drains)
+	perKey := func() float64 { return float64(measure.LiveHeap()-before) / float64(keys) }
 	found := leftFound{Full: perKey()}
 	time.Sleep(time.Until(drained.Add(leftAfter)))
 	call := k.Each[0]
@@ -155,16 +139,14 @@ func left(in leftInput) (leftFound, error) {
 
 // leftCases are measured at the same time: they do nothing for most of it, and their figures are
 // not times.
-func leftCases(o run.Options) (all []run.Case[leftInput]) {
+func leftCases(o run.Options) (all []run.Case) {
 	keys, drains := manyKeys, 2*time.Second
 	if o.Quick {
 		keys, drains = manyKeys/4, 500*time.Millisecond
 	}
 	for _, c := range rivals.AllKeyed {
-		all = append(all, run.Case[leftInput]{
-			Name:  fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", c.Name, keys),
-			Input: leftInput{c.Name, keys, drains}, Rounds: 1,
-		})
+		all = append(all, run.One(fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", c.Name, keys), 1,
+			func(context.Context) (leftFound, error) { return left(c.Name, keys, drains) }))
 	}
 	return all
 }
@@ -172,66 +154,56 @@ func leftCases(o run.Options) (all []run.Case[leftInput]) {
 // goroutines are how many call at once with manyKeys.
 var goroutines = []int{1, 2, 64}
 
-// A callsInput is a limiter with so many keys that have all come before.
-type callsInput struct {
-	Limiter    string
-	Keys       int // at least 2; 0: what the limiter has for callers without a key
-	Goroutines []int
-	Batch      time.Duration // for how long each number of goroutines calls
-	Procs      int           // GOMAXPROCS
+// A kind is a limiter with so many keys that have all come before.
+type kind struct {
+	limiter    string
+	keys       int // at least 2; 0: what the limiter has for callers without a key
+	goroutines []int
+	procs      int // GOMAXPROCS
 }
 
-// A callsFound is the heap that the limiter takes with its first key, in KiB,
-// and for each other key, in bytes; and the timings by call and number of
-// goroutines.
-type callsFound struct {
+// A memory is the heap that a limiter takes with its first key, and for each other key.
+type memory struct {
 	FirstKiB float64 `unit:"once-KiB"`
 	Bytes    float64 `unit:"B/key"`
-	Timings  [][]measure.Timing
 }
 
-type callsResult = run.Result[callsInput, callsFound]
-
-var callsChild = run.NewMeasurement("keys", calls)
-
-// calls lets all keys come once, looks how much memory they take, and then
+// measure lets all keys come once, looks how much memory they take, and then
 // measures the calls, with the keys in an order that is the same for all.
-func calls(in callsInput) (callsFound, error) {
-	c := rivals.KeyedNamed(in.Limiter)
+func (d kind) measure(name string, batch time.Duration) (lines []report.Line, err error) {
+	c := rivals.KeyedNamed(d.limiter)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	runtime.GOMAXPROCS(in.Procs)
-	var (
-		found = callsFound{FirstKiB: measure.Unknown, Bytes: measure.Unknown}
-		k     rivals.Keyed
-		round = 1_000 // of keys, where they don't matter
-	)
-	if in.Keys == 0 {
+	runtime.GOMAXPROCS(d.procs)
+	var k rivals.Keyed
+	round := 1_000 // of keys, where they don't matter
+	if d.keys == 0 {
 		k = c.Alone(ctx, keptBucket(0))
 	} else {
-		round = in.Keys
+		round = d.keys
 		before := measure.LiveHeap()
-		k = c.Open(ctx, in.Keys, keptBucket(in.Keys))
+		k = c.Open(ctx, d.keys, keptBucket(d.keys))
 		if err := comeOnce(k, 0, 1); err != nil {
-			return callsFound{}, err
+			return nil, err
 		}
 		first := measure.LiveHeap()
-		if err := comeOnce(k, 1, in.Keys); err != nil {
-			return callsFound{}, err
+		if err := comeOnce(k, 1, d.keys); err != nil {
+			return nil, err
 		}
-		found.FirstKiB = float64(first-before) / (1 << 10)
-		found.Bytes = float64(measure.LiveHeap()-first) / float64(in.Keys-1)
+		found := memory{float64(first-before) / (1 << 10), float64(measure.LiveHeap()-first) / float64(d.keys-1)}
+		lines = append(lines, report.LineOf(name, found))
 	}
 	defer k.Stop()
 	keys := shuffledKeys(round)
-	for _, call := range k.Each {
-		timings, err := measure.TimeFrom(in.Goroutines, func() func() bool { return goingRound(call, keys) }, in.Batch)
+	for i, call := range k.Each {
+		each := func() func() bool { return goingRound(call, keys) }
+		timings, err := run.Timed(name+"/call="+c.Calls[i], d.goroutines, each, batch)
 		if err != nil {
-			return callsFound{}, err
+			return nil, err
 		}
-		found.Timings = append(found.Timings, timings)
+		lines = append(lines, timings...)
 	}
-	return found, nil
+	return lines, nil
 }
 
 // keptBucket returns one that no call finds drained, and that lets all leave at
@@ -268,17 +240,18 @@ func goingRound(call func(key string) bool, keys []string) func() bool {
 	}
 }
 
-func callCases(o run.Options) (cases []run.Case[callsInput]) {
-	batch, counts := 30*time.Millisecond, []int{0, 1_000, 10_000, manyKeys, 1_000_000}
+func callCases(o run.Options) (cases []run.Case) {
+	batch, counts := 30*time.Millisecond, []int{0, 1_000, 10_000, manyKeys, 1_000_000} // a batch for each number of goroutines
 	if o.Quick {
 		batch, counts = 5*time.Millisecond, []int{0, 1_000, manyKeys}
 	}
-	add := func(c rivals.KeyedRival, keys int, many []int, procs int, name string) {
-		in := callsInput{c.Name, keys, many, batch, procs}
-		cases = append(cases, run.Case[callsInput]{
-			Name: fmt.Sprintf("Keys/limiter=%s/keys=%d%s", c.Name, in.Keys, name), Input: in, Rounds: o.Times(3, 1),
+	add := func(d kind, name string) {
+		cases = append(cases, run.Case{
+			Name: name, Rounds: o.Times(3, 1),
+			Measure: func(context.Context) ([]report.Line, error) { return d.measure(name, batch) },
 		})
 	}
+	procs := runtime.GOMAXPROCS(0)
 	for _, keys := range counts {
 		many := goroutines[:1]
 		if keys == manyKeys {
@@ -286,36 +259,14 @@ func callCases(o run.Options) (cases []run.Case[callsInput]) {
 		}
 		for _, c := range rivals.AllKeyed {
 			if keys > 0 || c.Alone != nil {
-				add(c, keys, many, runtime.GOMAXPROCS(0), "")
+				add(kind{c.Name, keys, many, procs}, nameOf(c.Name, keys))
 			}
 		}
 	}
-	for _, procs := range fewerProcs() {
+	for fewer := 1; fewer < procs; fewer *= 2 {
 		for _, c := range rivals.AllKeyed {
-			add(c, manyKeys, goroutines[len(goroutines)-1:], procs, fmt.Sprintf("/procs=%d", procs))
+			add(kind{c.Name, manyKeys, goroutines[len(goroutines)-1:], fewer}, fmt.Sprintf("%s/procs=%d", nameOf(c.Name, manyKeys), fewer))
 		}
 	}
 	return cases
-}
-
-// fewerProcs returns the powers of two below GOMAXPROCS.
-func fewerProcs() (procs []int) {
-	for p := 1; p < runtime.GOMAXPROCS(0); p *= 2 {
-		procs = append(procs, p)
-	}
-	return procs
-}
-
-// timingLines are one for each call and number of goroutines.
-func timingLines(results []callsResult) (lines []report.Line) {
-	for _, r := range results {
-		for i, call := range rivals.KeyedNamed(r.Input.Limiter).Calls {
-			var rounds [][]measure.Timing
-			for _, round := range r.Found {
-				rounds = append(rounds, round.Timings[i])
-			}
-			lines = append(lines, run.TimingLines(r.Name+"/call="+call, r.Input.Goroutines, rounds)...)
-		}
-	}
-	return lines
 }

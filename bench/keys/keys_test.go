@@ -8,21 +8,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
-	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/shaper"
 )
-
-func TestMain(m *testing.M) { run.Tests(m) }
-
-// callsOfOne measures the calls of a limiter in this process, which takes less
-// time than a child does.
-func callsOfOne(t *testing.T, limiter string, keys int, goroutines []int) callsFound {
-	t.Helper()
-	found, err := calls(callsInput{limiter, keys, goroutines, time.Millisecond, runtime.GOMAXPROCS(0)})
-	require.NoErrorf(t, err, "%s with %d keys", limiter, keys)
-	return found
-}
 
 // A call that does not come out as it should would be measured as something else.
 func TestEveryCallComesOutAsItShould(t *testing.T) {
@@ -31,20 +20,11 @@ func TestEveryCallComesOutAsItShould(t *testing.T) {
 			if keys == 0 && c.Alone == nil {
 				continue
 			}
-			found := callsOfOne(t, c.Name, keys, []int{1, 2, 64})
-			require.Len(t, found.Timings, len(c.Calls))
-			for _, timings := range found.Timings {
-				require.Len(t, timings, 3)
-				require.Positive(t, timings[2].Ns)
-			}
+			lines, err := kind{c.Name, keys, goroutines, runtime.GOMAXPROCS(0)}.measure(c.Name, time.Millisecond)
+			require.NoError(t, err)
+			require.Len(t, lines, min(keys, 1)+len(c.Calls)*len(goroutines))
 		}
 	}
-	found, err := callsChild.Take(t.Context(), callsInput{rivals.Ours, 100, goroutines, time.Millisecond, 1})
-	require.NoError(t, err)
-	require.Len(t, found.Timings, 2)
-	require.Positive(t, found.Bytes)
-	_, err = callsChild.Take(t.Context(), callsInput{Limiter: "nobody"})
-	require.ErrorContains(t, err, "no rival with keys is named nobody")
 }
 
 // A drained bucket is not among the live ones.
@@ -66,10 +46,16 @@ func TestKeptBucketsAreNotDrained(t *testing.T) {
 }
 
 func TestMemoryOfKeysIsThatOfTheLimiter(t *testing.T) {
-	require.Greater(t, callsOfOne(t, "x-time", 20_000, []int{1}).Bytes, 16+16+8+40., "name, string, pointer and limiter")
-	roomy := callsOfOne(t, "sethvargo", 1_000, []int{1})
-	require.Greater(t, roomy.FirstKiB, 100.0, "it makes room for 4096 keys at once")
-	require.Less(t, roomy.Bytes, 150.0, "which is not each key's")
+	memoryOf := func(limiter string, keys int) (once, each float64) {
+		lines, err := kind{limiter, keys, nil, runtime.GOMAXPROCS(0)}.measure(limiter, 0)
+		require.NoError(t, err)
+		return report.Median(lines, limiter, "once-KiB"), report.Median(lines, limiter, "B/key")
+	}
+	_, each := memoryOf("x-time", 20_000)
+	require.Greater(t, each, 16+16+8+40., "name, string, pointer and limiter")
+	once, each := memoryOf("sethvargo", 1_000)
+	require.Greater(t, once, 100.0, "it makes room for 4096 keys at once")
+	require.Less(t, each, 150.0, "which is not each key's")
 }
 
 // Memory in use must be there when it is measured, and memory out of use must not.
@@ -77,7 +63,7 @@ func TestWhatIsLeftIsNotWhatTheCollectorCouldTake(t *testing.T) {
 	leftOf := func(limiter string) (found leftFound) {
 		synctest.Test(t, func(t *testing.T) {
 			var err error
-			found, err = left(leftInput{limiter, 20_000, time.Second})
+			found, err = left(limiter, 20_000, time.Second)
 			require.NoError(t, err)
 		})
 		return found

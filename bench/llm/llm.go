@@ -4,15 +4,17 @@ package llm
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"sync"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
 	models "example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/llmtest"
@@ -31,10 +33,22 @@ var Experiment = run.Experiment{
 		"semaphore: 10 at once, which fits these calls and no others. cookbook: the rule of OpenAI's parallel processor. " +
 		"unsettled: the shaper without settling. After refusals all but cookbook wait as long as they are told, or double their pause. " +
 		"The longest wait is until the answer has come; the fewer calls of 200 callers leave, the longer each waits.",
-	Needs: []run.Program{run.Go},
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		found, err := run.InVirtualTime(ctx, o, "TestWaysToKeepToAQuota", "example.com/leakybucket/bench/llm")
-		return report.Report{Lines: found}, err
+	// Short, with -quick, the run has so many callers that they still ask for more than the quota.
+	Groups: func(o run.Options) []run.Group {
+		span, crowd := 10*time.Minute, 200
+		if o.Quick {
+			span, crowd = 90*time.Second, 40
+		}
+		var all []run.Case
+		for _, p := range providers {
+			for _, callers := range []int{crowd, 1} {
+				for _, by := range ways {
+					all = append(all, run.One(fmt.Sprintf("LLM/provider=%s/limiter=%s/callers=%d", p.name, by.name, callers), 1,
+						run.InTest(func(t *testing.T) Outcome { return outcomeOf(t, p, by, callers, span) })))
+				}
+			}
+		}
+		return []run.Group{{Cases: all}}
 	},
 }
 
@@ -231,31 +245,29 @@ type Outcome struct {
 	Longest time.Duration `unit:"longest-ns"` // from wanting to call until the answer had come
 }
 
-// outcomeOf lets callers call, one call after the other each, for a span.
-func outcomeOf(p provider, by way, callers int, span time.Duration) Outcome {
-	w := newWorld(p, span)
-	one := by.make(w)
-	var mu sync.Mutex
-	longest := time.Duration(0)
-	var all sync.WaitGroup
-	for range callers {
-		all.Go(func() {
-			for time.Now().Before(w.end) {
-				start := time.Now()
-				one()
-				mu.Lock()
-				longest = max(longest, min(time.Since(start), w.end.Sub(start)))
-				mu.Unlock()
-			}
-		})
-	}
-	time.Sleep(span)
-	st := w.server.Stats()
-	all.Wait()
-	return Outcome{
-		Used:    100 * float64(st.Counted.Tokens) / (float64(quota.Tokens) * span.Minutes()),
-		Calls:   float64(st.Answered) / span.Minutes(),
-		Refused: float64(st.Refused) / span.Minutes(),
-		Longest: longest,
-	}
+// outcomeOf lets callers call, one call after the other each, for a span of virtual time.
+func outcomeOf(t *testing.T, p provider, by way, callers int, span time.Duration) (found Outcome) {
+	synctest.Test(t, func(*testing.T) {
+		w := newWorld(p, span)
+		one := by.make(w)
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		for range callers {
+			all.Go(func() {
+				for time.Now().Before(w.end) {
+					start := time.Now()
+					one()
+					mu.Lock()
+					found.Longest = max(found.Longest, min(time.Since(start), w.end.Sub(start)))
+					mu.Unlock()
+				}
+			})
+		}
+		time.Sleep(span)
+		st := w.server.Stats()
+		all.Wait()
+		found.Used = 100 * float64(st.Counted.Tokens) / (float64(quota.Tokens) * span.Minutes())
+		found.Calls, found.Refused = float64(st.Answered)/span.Minutes(), float64(st.Refused)/span.Minutes()
+	})
+	return found
 }

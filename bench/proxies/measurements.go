@@ -25,12 +25,6 @@ import (
 	"example.com/leakybucket/bench/internal/run"
 )
 
-// A ceilingInput is a proxy that is asked for as long as the window is.
-type ceilingInput struct {
-	Proxy  string
-	Window time.Duration
-}
-
 // A ceiling is the traffic through a proxy whose limit is out of reach.
 type ceiling struct {
 	PerSecond float64 `unit:"requests/s"`
@@ -44,24 +38,22 @@ const longestWindow = time.Minute
 
 // measureCeiling sends a request from each caller as soon as it has its last response, and asks at both
 // ends of the window for the usage of the proxy.
-func (p *programs) measureCeiling(ctx context.Context, in ceilingInput) (ceiling, error) {
-	s, err := p.stage(ctx, in.Proxy, noLimit, 1000, false)
+func (p *programs) measureCeiling(ctx context.Context, proxy string, window time.Duration) (ceiling, error) {
+	s, err := p.stage(ctx, proxy, noLimit, 1000, false)
 	if err != nil {
 		return ceiling{}, err
 	}
 	defer s.close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	callers, err := openCallers(ctx, s.address, ceilingCallers)
-	if err != nil {
+	if err := s.connect(ctx, ceilingCallers); err != nil {
 		return ceiling{}, err
 	}
-	defer callers.close()
 
 	var answered atomic.Int64
 	var over atomic.Bool
 	var asking sync.WaitGroup
-	for _, c := range callers.all {
+	for _, c := range s.callers {
 		asking.Go(func() {
 			for !over.Load() {
 				if err := ask(c); err != nil {
@@ -72,14 +64,14 @@ func (p *programs) measureCeiling(ctx context.Context, in ceilingInput) (ceiling
 			}
 		})
 	}
-	run.Sleep(ctx, in.Window/10) // until everything is warm
+	run.Sleep(ctx, window/10) // until everything is warm
 	before, err1 := s.usage()
 	from, began := answered.Load(), time.Now()
-	run.Sleep(ctx, in.Window)
+	run.Sleep(ctx, window)
 	// On a busy machine a short window may pass without any answer. The rate is over the time that
 	// it took in the end.
 	for answered.Load() == from && ctx.Err() == nil && time.Since(began) < longestWindow {
-		run.Sleep(ctx, in.Window)
+		run.Sleep(ctx, window)
 	}
 	n, took := float64(answered.Load()-from), time.Since(began)
 	after, err2 := s.usage()
@@ -108,45 +100,47 @@ func ask(c caller) error {
 // A spacingInput is requests that come sooner than they may leave, so that the line of
 // the proxy never runs dry.
 type spacingInput struct {
-	Proxy  string
-	Rate   int           // per second
-	Lead   time.Duration // from the first arrival on, which is not measured
-	Window time.Duration // how long more arrive after that
+	proxy  string
+	rate   int           // per second
+	lead   time.Duration // from the first arrival on, which is not measured
+	window time.Duration // how long more arrive after that
 }
 
 func (in spacingInput) requests() int {
-	return int(float64(in.Rate) * (in.Lead + in.Window).Seconds())
+	return int(float64(in.rate) * (in.lead + in.window).Seconds())
 }
 
 // every returns the time between two requests: a good deal less than the interval.
-func (in spacingInput) every() time.Duration { return measure.Interval(float64(in.Rate)) * 3 / 10 }
+func (in spacingInput) every() time.Duration { return measure.Interval(float64(in.rate)) * 3 / 10 }
 
-// A spacing is how requests arrived at the upstream. They are overtaken against the order
-// of sending.
-type spacing = measure.Spread
-
-// measureSpacing sends the requests through a proxy.
-func (p *programs) measureSpacing(ctx context.Context, in spacingInput) (spacing, error) {
-	w, err := p.send(ctx, in.Proxy, in.Rate, in.requests(), in.every())
+// measureSpacing sends the requests through a proxy, and returns how they arrived at the upstream. They are overtaken
+// against the order of sending.
+func (p *programs) measureSpacing(ctx context.Context, in spacingInput) (measure.Spacing, error) {
+	ctx, cancel := patience(ctx, in.requests(), in.rate)
+	defer cancel()
+	s, err := p.stage(ctx, in.proxy, in.rate, in.requests()+fewMore, false)
 	if err != nil {
-		return spacing{}, err
+		return measure.Spacing{}, err
 	}
-	defer w.close()
-	arrivals, err := w.arrivals(func(int) bool { return false })
+	defer s.close()
+	if err := s.send(ctx, in.requests(), in.every()); err != nil {
+		return measure.Spacing{}, err
+	}
+	arrivals, err := s.arrivals(ctx, in.rate, func(int) bool { return false })
 	if err != nil {
-		return spacing{}, err
+		return measure.Spacing{}, err
 	}
 	if len(arrivals) != in.requests() {
-		return spacing{}, fmt.Errorf("of %d requests %d arrived", in.requests(), len(arrivals))
+		return measure.Spacing{}, fmt.Errorf("of %d requests %d arrived", in.requests(), len(arrivals))
 	}
-	return spacingOf(arrivals, in.Rate, in.Lead)
+	return spacingOf(arrivals, in.rate, in.lead)
 }
 
 // fewMore is how many requests more than there are a line has room for.
 const fewMore = 100
 
 // spacingOf returns the figures of what arrived later than the lead. Something must have arrived.
-func spacingOf(arrivals []measure.Departure, rate int, lead time.Duration) (spacing, error) {
+func spacingOf(arrivals []measure.Departure, rate int, lead time.Duration) (measure.Spacing, error) {
 	first, last := arrivals[0].At, arrivals[0].At
 	for _, a := range arrivals {
 		first, last = min(first, a.At), max(last, a.At)
@@ -154,21 +148,21 @@ func spacingOf(arrivals []measure.Departure, rate int, lead time.Duration) (spac
 	// The one before the window begins the first spacing: without a lead, the first arrival.
 	seen := measure.DeparturesWithin(first+max(lead, 1), last, measure.Interval(float64(rate)), arrivals)
 	if seen.Count() == 0 {
-		return spacing{}, fmt.Errorf("all %d requests arrived within %v", len(arrivals), lead)
+		return measure.Spacing{}, fmt.Errorf("all %d requests arrived within %v", len(arrivals), lead)
 	}
-	return seen.Spread(), nil
+	return seen.Spacing(), nil
 }
 
 // A leavingInput is requests that wait in line, of whose callers every second one leaves.
 type leavingInput struct {
-	Proxy string
-	Rate  int           // per second
-	Lead  time.Duration // from the first request to when they leave
-	Line  int           // how many wait by then, about
+	proxy string
+	rate  int           // per second
+	lead  time.Duration // from the first request to when they leave
+	line  int           // how many wait by then, about
 }
 
 func (in leavingInput) requests() int {
-	return in.Line + int(float64(in.Rate)*in.Lead.Seconds())
+	return in.line + int(float64(in.rate)*in.lead.Seconds())
 }
 
 // leaves reports whether the caller of a request leaves, if it still waits.
@@ -197,10 +191,10 @@ func (p *programs) measureLeaving(ctx context.Context, in leavingInput) (found l
 		switch {
 		case errors.Is(err, errLate):
 			late++
-			in.Line += in.Line / 4
+			in.line += in.line / 4
 		case errors.Is(err, errNoLine):
 			tries++
-			in.Line *= 2
+			in.line *= 2
 		case errors.Is(err, errUnanswered):
 			tries++
 		default:
@@ -212,28 +206,33 @@ func (p *programs) measureLeaving(ctx context.Context, in leavingInput) (found l
 
 // leave sends the requests through a proxy and closes connections.
 func (p *programs) leave(ctx context.Context, in leavingInput) (leaving, error) {
-	every := min(500*time.Microsecond, in.Lead/time.Duration(2*in.requests()))
-	w, err := p.send(ctx, in.Proxy, in.Rate, in.requests(), every)
+	every := min(500*time.Microsecond, in.lead/time.Duration(2*in.requests()))
+	ctx, cancel := patience(ctx, in.requests(), in.rate)
+	defer cancel()
+	s, err := p.stage(ctx, in.proxy, in.rate, in.requests()+fewMore, false)
 	if err != nil {
 		return leaving{}, err
 	}
-	defer w.close()
-	run.Sleep(w.ctx, time.Until(w.began.Add(in.Lead)))
-	for i, one := range w.all {
+	defer s.close()
+	if err := s.send(ctx, in.requests(), every); err != nil {
+		return leaving{}, err
+	}
+	run.Sleep(ctx, time.Until(s.sent.Add(in.lead)))
+	for i, one := range s.callers {
 		if leaves(i + 1) {
 			_ = one.conn.Close() // Its request was sent.
 		}
 	}
-	left := time.Since(w.stage.began)
-	lineLasts := time.Duration(in.Line) * measure.Interval(float64(in.Rate))
-	if late := time.Since(w.began.Add(in.Lead)); late > lineLasts/4 {
+	left := time.Since(s.began)
+	lineLasts := time.Duration(in.line) * measure.Interval(float64(in.rate))
+	if late := time.Since(s.sent.Add(in.lead)); late > lineLasts/4 {
 		return leaving{}, fmt.Errorf("%w: by %v", errLate, late)
 	}
-	arrivals, err := w.arrivals(leaves)
+	arrivals, err := s.arrivals(ctx, in.rate, leaves)
 	if err != nil {
 		return leaving{}, err
 	}
-	return leavingOf(arrivals, left, in.requests(), in.Rate)
+	return leavingOf(arrivals, left, in.requests(), in.rate)
 }
 
 // leavingOf looks at what arrived after the callers had left.
@@ -264,12 +263,6 @@ func leavingOf(arrivals []measure.Departure, left time.Duration, requests, rate 
 	return leaving{Served: 100 * float64(stayed) / slots, Asked: 100 * float64(came) / float64(gone)}, nil
 }
 
-// A waitingInput is requests that all wait at once, as far as files allow.
-type waitingInput struct {
-	Proxy    string
-	Requests int
-}
-
 // A waiting is the memory that the processes of a proxy have resident. What the kernel
 // needs for their connections does not count.
 type waiting struct {
@@ -289,11 +282,11 @@ func requestsFor(r rival, wanted, files int) int {
 	return min(wanted, files-2*fewMore)
 }
 
-// measureWaiting lets requests wait in a proxy.
-func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting, error) {
+// measureWaiting lets so many requests wait in a proxy at once, as far as files allow.
+func (p *programs) measureWaiting(ctx context.Context, proxy string, wanted int) (waiting, error) {
 	const slow = 1 // per second
-	n := requestsFor(named(in.Proxy), in.Requests, p.files)
-	s, err := p.stage(ctx, in.Proxy, slow, n+fewMore, true)
+	n := requestsFor(named(proxy), wanted, p.files)
+	s, err := p.stage(ctx, proxy, slow, n+fewMore, true)
 	if err != nil {
 		return waiting{}, err
 	}
@@ -303,17 +296,15 @@ func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting
 	if err != nil || n == 0 {
 		return waiting{before.resident / (1 << 20), measure.Unknown, 0}, err
 	}
-	w, err := gather(ctx, s.address, n, 0)
-	if err != nil {
+	if err := s.send(ctx, n, 0); err != nil {
 		return waiting{}, err
 	}
-	defer w.close()
 	after, err := s.settled(ctx, n)
 	if err != nil {
 		return waiting{}, err
 	}
-	if len(w.responses) > 0 {
-		r := <-w.responses
+	if len(s.responses) > 0 {
+		r := <-s.responses
 		return waiting{}, errors.Join(fmt.Errorf("request %d did not wait: status %d", r.number, r.status), r.err)
 	}
 	more := after.resident - before.resident
@@ -346,46 +337,25 @@ func (s *stage) settled(ctx context.Context, connections int) (usage, error) {
 
 const patienceForMemory = time.Minute
 
-// callers are open connections that are closed when a context ends.
-type callers struct {
-	all  []caller
-	stop func() bool
-}
-
-// openCallers opens n connections to address. They must be closed.
-func openCallers(ctx context.Context, address string, n int) (*callers, error) {
-	c := &callers{}
+// connect opens n connections to the proxy. They are closed with the stage, and when ctx ends.
+func (s *stage) connect(ctx context.Context, n int) error {
 	var dialer net.Dialer
 	for range n {
-		conn, err := dialer.DialContext(ctx, "tcp", address)
+		conn, err := dialer.DialContext(ctx, "tcp", s.address)
 		if err != nil {
-			c.hangUp()
-			return nil, fmt.Errorf("connection %d of %d: %w", len(c.all)+1, n, err)
+			return fmt.Errorf("connection %d of %d: %w", len(s.callers)+1, n, errors.Join(err, context.Cause(ctx)))
 		}
-		c.all = append(c.all, caller{conn, bufio.NewReaderSize(conn, 1024), new(fasthttp.Response)})
+		s.callers = append(s.callers, caller{conn, bufio.NewReaderSize(conn, 1024), new(fasthttp.Response)})
 	}
-	c.stop = context.AfterFunc(ctx, c.hangUp)
-	return c, nil
+	context.AfterFunc(ctx, s.hangUp)
+	return nil
 }
 
-func (c *callers) close() {
-	c.stop()
-	c.hangUp()
-}
-
-func (c *callers) hangUp() {
-	for _, one := range c.all {
+func (s *stage) hangUp() {
+	for _, one := range s.callers {
 		// Nothing is sent any more, so that there is nothing to lose.
 		_ = one.conn.Close()
 	}
-}
-
-// waiters are callers; each waits for a response to one request. Their numbers are the numbers of
-// the requests, in the order of sending, from 1.
-type waiters struct {
-	*callers
-	began     time.Time
-	responses chan response // It has room for all, so that none blocks.
 }
 
 // A response is the response that a caller has received.
@@ -398,73 +368,40 @@ type response struct {
 // the proxy has accepted them all.
 const settling = 100 * time.Millisecond
 
-// gather opens n connections and sends a request on each, with some time between them.
-// The waiters must be closed.
-func gather(ctx context.Context, address string, n int, every time.Duration) (*waiters, error) {
-	callers, err := openCallers(ctx, address, n)
-	if err != nil {
-		return nil, errors.Join(err, context.Cause(ctx))
+// send opens n connections and sends a request on each, with some time between them. The numbers of the requests, in the
+// order of sending, are from 1. Each caller waits for its response.
+func (s *stage) send(ctx context.Context, n int, every time.Duration) error {
+	if err := s.connect(ctx, n); err != nil {
+		return err
 	}
-	w := &waiters{callers: callers, responses: make(chan response, n)}
-	for i, one := range callers.all {
+	s.responses = make(chan response, n) // It has room for all, so that none blocks.
+	for i, one := range s.callers {
 		go func() {
 			status, err := one.receive()
-			w.responses <- response{i + 1, status, err}
+			s.responses <- response{i + 1, status, err}
 		}()
 	}
 	pause(settling)
 	// From one thread, as Go's own timers would send three at a time.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	w.began = time.Now()
-	for i, one := range w.all {
-		pause(time.Until(w.began.Add(time.Duration(i) * every)))
+	s.sent = time.Now()
+	for i, one := range s.callers {
+		pause(time.Until(s.sent.Add(time.Duration(i) * every)))
 		if err := one.send(fmt.Sprintf("/%d", i+1)); err != nil {
-			w.close()
-			return nil, errors.Join(err, context.Cause(ctx))
+			return errors.Join(err, context.Cause(ctx))
 		}
 	}
-	return w, nil
-}
-
-// A line is waiters at a proxy of their own, while the context lasts. [programs.send] makes it.
-type line struct {
-	*waiters
-	stage    *stage
-	interval time.Duration
-	ctx      context.Context
-	cancel   context.CancelFunc
-}
-
-// send sends so many requests through a proxy, with some time between them. The line must be closed.
-func (p *programs) send(ctx context.Context, proxy string, rate, n int, every time.Duration) (*line, error) {
-	s, err := p.stage(ctx, proxy, rate, n+fewMore, false)
-	if err != nil {
-		return nil, err
-	}
-	l := &line{stage: s, interval: measure.Interval(float64(rate))}
-	l.ctx, l.cancel = patience(ctx, n, rate)
-	if l.waiters, err = gather(l.ctx, s.address, n, every); err != nil {
-		l.cancel()
-		s.close()
-		return nil, err
-	}
-	return l, nil
-}
-
-func (l *line) close() {
-	l.waiters.close()
-	l.cancel()
-	l.stage.close()
+	return nil
 }
 
 // arrivals returns what has arrived at the upstream when each request that is not excepted has been
 // answered, with success.
-func (l *line) arrivals(except func(number int) bool) ([]measure.Departure, error) {
-	for range l.all {
-		switch r := <-l.responses; {
-		case l.ctx.Err() != nil:
-			return nil, context.Cause(l.ctx)
+func (s *stage) arrivals(ctx context.Context, rate int, except func(number int) bool) ([]measure.Departure, error) {
+	for range s.callers {
+		switch r := <-s.responses; {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
 		case except(r.number):
 		case r.err != nil:
 			return nil, fmt.Errorf("response %d: %w", r.number, r.err)
@@ -473,8 +410,8 @@ func (l *line) arrivals(except func(number int) bool) ([]measure.Departure, erro
 		}
 	}
 	// A request whose caller has gone may still be on its way to the upstream.
-	run.Sleep(l.ctx, 3*l.interval)
-	return l.stage.take()
+	run.Sleep(ctx, 3*measure.Interval(float64(rate)))
+	return s.take()
 }
 
 // patience bounds how long so many requests at a rate may take.

@@ -29,7 +29,7 @@ import (
 var Experiment = run.Experiment{
 	Name:  "proxies",
 	What:  "what an upstream sees behind Caddy with the shaper, nginx limit_req and HAProxy, and what each costs",
-	Needs: needs, Goals: goals(),
+	Needs: needs, Goals: goals,
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		dir, err := os.MkdirTemp("", "bench-proxies")
 		if err != nil {
@@ -40,20 +40,12 @@ var Experiment = run.Experiment{
 		if err != nil {
 			return report.Report{}, err
 		}
-		return p.compare(ctx, o, casesOf(o))
+		return p.compare(ctx, o, p.groups(o))
 	},
 }
 
 var needs = []run.Program{
 	{Name: "nginx", GetIt: "Debian: apt-get install nginx-light"}, {Name: "haproxy", GetIt: "Debian: apt-get install haproxy"}, run.Go,
-}
-
-// cases are all measurements.
-type cases struct {
-	spacings []run.Case[spacingInput]
-	leavings []run.Case[leavingInput]
-	ceilings []run.Case[ceilingInput]
-	waitings []run.Case[waitingInput]
 }
 
 // leadOf returns how long a proxy needs to find its pace. HAProxy lets a second's worth of
@@ -65,66 +57,70 @@ func leadOf(r rival) time.Duration {
 	return 200 * time.Millisecond
 }
 
-// casesOf returns the cases to measure.
-func casesOf(o run.Options) (c cases) {
+// groups returns what is measured. At once is for a taste: what waits for the clock leaves the processors
+// to the others, mostly.
+func (p *programs) groups(o run.Options) []run.Group {
 	windows := map[int]time.Duration{100: 2 * time.Second, 1000: 1500 * time.Millisecond}
 	waiting, flooding := 10_000, 2*time.Second
 	if o.Quick {
 		windows = map[int]time.Duration{100: time.Second / 2}
 		waiting, flooding = 200, 200*time.Millisecond
 	}
+	rounds := o.Times(3, 1)
+	spacings, leavings, ceilings, waitings := run.Group{AtOnce: o.Quick}, run.Group{AtOnce: o.Quick}, run.Group{}, run.Group{AtOnce: o.Quick}
 	for _, rate := range slices.Sorted(maps.Keys(windows)) {
 		for _, r := range rivals {
 			if r.limit != unlimited {
-				in := spacingInput{r.name, rate, leadOf(r), windows[rate]}
-				c.spacings = append(c.spacings, caseOf(o, fmt.Sprintf("ProxySpacing/proxy=%s/rate=%d", r.name, rate), in))
+				spacings.Cases = append(spacings.Cases, p.spacingCase(rounds, spacingInput{r.name, rate, leadOf(r), windows[rate]}))
 			}
 		}
 	}
 	for _, r := range rivals {
 		if r.limit != unlimited {
-			in := leavingInput{r.name, 400, leadOf(r), 400}
-			c.leavings = append(c.leavings, caseOf(o, "ProxyLeaving/proxy="+r.name, in))
+			leavings.Cases = append(leavings.Cases, p.leavingCase(rounds, leavingInput{r.name, 400, leadOf(r), 400}))
 		}
+		ceilings.Cases = append(ceilings.Cases, p.ceilingCase(rounds, r.name, flooding))
 		if measure.MemoryIsTold() {
-			in := waitingInput{r.name, waiting}
-			c.waitings = append(c.waitings, caseOf(o, "ProxyWaiting/proxy="+r.name, in))
+			waitings.Cases = append(waitings.Cases, p.waitingCase(rounds, r.name, waiting))
 		}
-		c.ceilings = append(c.ceilings, caseOf(o, "ProxyCeiling/proxy="+r.name, ceilingInput{r.name, flooding}))
 	}
-	return c
+	return []run.Group{spacings, leavings, ceilings, waitings}
 }
 
-func caseOf[In any](o run.Options, name string, in In) run.Case[In] {
-	return run.Case[In]{Name: name, Input: in, Rounds: o.Times(3, 1)}
+func (p *programs) spacingCase(rounds int, in spacingInput) run.Case {
+	return run.One(spacingName(in.proxy, in.rate), rounds, func(ctx context.Context) (measure.Spacing, error) { return p.measureSpacing(ctx, in) })
 }
 
-// compare measures the cases.
-func (p *programs) compare(ctx context.Context, o run.Options, c cases) (report.Report, error) {
-	spacings, err1 := take(ctx, o, p.measureSpacing, c.spacings, o.Quick)
-	leavings, err2 := take(ctx, o, p.measureLeaving, c.leavings, o.Quick)
-	ceilings, err3 := take(ctx, o, p.measureCeiling, c.ceilings, false)
-	waitings, err4 := take(ctx, o, p.measureWaiting, c.waitings, o.Quick)
-	r := report.Report{
-		Note:  p.note(),
-		Lines: slices.Concat(run.Lines(spacings), run.Lines(leavings), run.Lines(ceilings), run.Lines(waitings)),
+func spacingName(proxy string, rate int) string {
+	return fmt.Sprintf("ProxySpacing/proxy=%s/rate=%d", proxy, rate)
+}
+
+func (p *programs) leavingCase(rounds int, in leavingInput) run.Case {
+	return run.One("ProxyLeaving/proxy="+in.proxy, rounds, func(ctx context.Context) (leaving, error) { return p.measureLeaving(ctx, in) })
+}
+
+func (p *programs) ceilingCase(rounds int, proxy string, window time.Duration) run.Case {
+	return run.One("ProxyCeiling/proxy="+proxy, rounds, func(ctx context.Context) (ceiling, error) { return p.measureCeiling(ctx, proxy, window) })
+}
+
+func (p *programs) waitingCase(rounds int, proxy string, requests int) run.Case {
+	return run.One("ProxyWaiting/proxy="+proxy, rounds, func(ctx context.Context) (waiting, error) { return p.measureWaiting(ctx, proxy, requests) })
+}
+
+// compare measures the cases, in this process: the proxies are processes of their own.
+func (p *programs) compare(ctx context.Context, o run.Options, groups []run.Group) (r report.Report, err error) {
+	r.Note = p.note()
+	r.Lines, err = run.Take(ctx, o, run.Here, groups...)
+	var names []string
+	for _, one := range rivals {
+		names = append(names, one.name)
 	}
 	const rate = 1000
-	drawn := func(in spacingInput) (string, bool) { return in.Proxy, in.Rate == rate }
-	err5 := run.DrawSpacings(&r, report.Spacings{
+	return r, errors.Join(err, r.DrawSpacings(report.Spacings{
 		Name: "proxies", Title: "How even is what reaches an upstream behind a proxy?", Rate: rate,
-		Caption: "haproxy-maxconn is paced by an upstream that takes an interval for each request. " + o.Machine + ".",
-	}, ours, spacings, drawn, func(found spacing) measure.Spread { return found })
-	return r, errors.Join(err1, err2, err3, err4, err5)
-}
-
-// take measures cases. At once is for a taste: what waits for the clock leaves the processors
-// to the others, mostly.
-func take[In, Out any](ctx context.Context, o run.Options, measure func(context.Context, In) (Out, error), all []run.Case[In], atOnce bool) ([]run.Result[In, Out], error) {
-	if atOnce {
-		return run.AtOnce(ctx, o, measure, all)
-	}
-	return run.InTurns(ctx, o, measure, all)
+		Caption:  "haproxy-maxconn is paced by an upstream that takes an interval for each request. " + o.Machine + ".",
+		Limiters: names, Line: func(proxy string) string { return spacingName(proxy, rate) },
+	}, ours))
 }
 
 // note tells which programs were compared, how, and the meaning of the columns.
@@ -150,21 +146,11 @@ func (p *programs) note() string {
 	return b.String()
 }
 
-const wantedFactor = 0.25
-
 // goals hold the median error of ours against nginx's at each rate.
-func goals() (all []report.Goal) {
-	for _, rate := range []int{100, 1000} {
-		name := func(proxy string) string { return fmt.Sprintf("ProxySpacing/proxy=%s/rate=%d err-p50-ns", proxy, rate) }
-		for _, proxy := range []string{ours, middleware} {
-			all = append(all, report.Goal{
-				What: fmt.Sprintf("median spacing error at an upstream behind %s at %s, against nginx", proxy, report.PerSecond(float64(rate))),
-				Ours: name(proxy), Theirs: []string{name(nginx)}, Most: wantedFactor,
-			})
-		}
-	}
-	return all
-}
+var goals = []report.Goal{{
+	What: "median spacing error at an upstream behind $1 at $2/s, against nginx", Most: 0.25,
+	Ours: "ProxySpacing/proxy=(shaperd|middleware)/rate=(.*) err-p50-ns", Theirs: []string{"ProxySpacing/proxy=nginx/rate=$2 err-p50-ns"},
+}}
 
 // programs are those that are compared. [findPrograms] makes them.
 type programs struct {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/valyala/fasthttp"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/run"
@@ -48,27 +49,33 @@ func needAll(t *testing.T) *programs {
 
 // handful are measurements of so few requests that only figures which do not depend on
 // the machine can be judged: each kind, and each proxy, but not each kind with each proxy.
-func handful(window time.Duration) (c cases) {
-	c.spacings = []run.Case[spacingInput]{{Name: "ProxySpacing/proxy=" + nginx, Input: spacingInput{nginx, 1000, 0, 20 * time.Millisecond}, Rounds: 1}}
-	c.leavings = []run.Case[leavingInput]{{Name: "ProxyLeaving/proxy=" + middleware, Input: leavingInput{middleware, 200, leadOf(named(middleware)), 100}, Rounds: 1}}
+func (p *programs) handful() []run.Case {
+	all := []run.Case{
+		p.spacingCase(1, spacingInput{nginx, 1000, 0, 20 * time.Millisecond}),
+		p.leavingCase(1, leavingInput{middleware, 200, leadOf(named(middleware)), 100}),
+	}
 	if measure.MemoryIsTold() {
 		for _, name := range []string{middleware, haproxySessions, caddy} {
-			c.waitings = append(c.waitings, run.Case[waitingInput]{Name: "ProxyWaiting/proxy=" + name, Input: waitingInput{name, 50}, Rounds: 1})
+			all = append(all, p.waitingCase(1, name, 50))
 		}
 	}
+	return append(all, p.ceilings(50*time.Millisecond)...)
+}
+
+func (p *programs) ceilings(window time.Duration) (all []run.Case) {
 	for _, r := range rivals {
-		c.ceilings = append(c.ceilings, run.Case[ceilingInput]{Name: "ProxyCeiling/proxy=" + r.name, Input: ceilingInput{r.name, window}, Rounds: 1})
+		all = append(all, p.ceilingCase(1, r.name, window))
 	}
-	return c
+	return all
 }
 
 func TestTheWholeComparison(t *testing.T) {
 	p := needAll(t)
-	r, err := p.compare(t.Context(), run.Options{}, handful(50*time.Millisecond))
+	all := p.handful()
+	r, err := p.compare(t.Context(), run.Options{}, []run.Group{{Cases: all}})
 	require.NoError(t, err)
 	require.Regexp(t, `shaperd: Caddy \(v\d.* nginx \(nginx/\d.* HAProxy \(HAProxy version \d`, r.Note)
-	all := handful(0)
-	require.Len(t, r.Lines, 2+len(all.waitings)+len(all.ceilings))
+	require.Len(t, r.Lines, len(all))
 	require.Len(t, r.Pictures, 1)
 }
 
@@ -126,7 +133,7 @@ func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
 	// Wherever it is by then: the measurement would take an hour, as would the build on a slow machine.
 	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err := p.compare(ctx, run.Options{}, cases{ceilings: handful(time.Hour).ceilings})
+	_, err := p.compare(ctx, run.Options{}, []run.Group{{Cases: p.ceilings(time.Hour)}})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	folder := t.TempDir()
 	t.Setenv("TMPDIR", folder)
@@ -141,19 +148,21 @@ func TestAProxyThatCannotStartSaysWhy(t *testing.T) {
 	p := needAll(t)
 	s := setting{Listen: "127.0.0.1:1", Upstream: "nowhere at all", Rate: 100, Line: -1}
 	for name, says := range map[string]string{nginx: "nginx.conf", haproxyMaxconn: "haproxy.cfg", ours: "depth"} {
-		_, err := named(name).start(t.Context(), p, s)
+		_, err := p.start(t.Context(), named(name), s)
 		require.ErrorContains(t, err, says, name)
 	}
 	s.Rate = 0
-	_, err := startMiddleware(t.Context(), p, s)
+	_, err := startMiddleware(t.Context(), s)
 	require.ErrorContains(t, err, "0/s")
 }
 
 func TestProxiesAreConfiguredWithWhatIsMeasured(t *testing.T) {
 	s := setting{Listen: "127.0.0.1:1", Upstream: "127.0.0.1:2", Rate: 100, Line: 300, AtOnce: 7}
-	for _, config := range []string{nginxConfig, haproxyConfig, caddyConfig} {
-		require.Contains(t, s.in(config, 4000), "127.0.0.1:2")
-		require.NotRegexp(t, `\{(listen|upstream|rate|line|at-once|files)\}`, s.in(config, 4000))
+	for _, r := range rivals {
+		if r.file != "" {
+			require.Contains(t, s.in(r.config, 4000), "127.0.0.1:2", r.name)
+			require.NotRegexp(t, `\{[a-z-]+\}`, s.in(r.config, 4000), r.name)
+		}
 	}
 	for _, want := range []string{"listen 127.0.0.1:1 ", "server 127.0.0.1:2;", "rate=100r/s;", "burst=300;", "worker_connections 4000;", "daemon off;", "access_log off;"} {
 		require.Contains(t, s.in(nginxConfig, 4000), want)
@@ -173,7 +182,9 @@ func arrivalsAt(ms ...float64) []measure.Departure {
 func TestSpacingOfArrivalsLeavesOutTheLead(t *testing.T) {
 	s, err := spacingOf(arrivalsAt(0, 0, 0, 10, 20, 30), 100, 15*time.Millisecond)
 	require.NoError(t, err)
-	require.Equal(t, measure.Spacing{RateReached: 1}, s.Spacing)
+	require.Equal(t, 2, s.Departures)
+	require.Equal(t, 1.0, s.RateReached)
+	require.Zero(t, s.ErrorP99)
 	s, err = spacingOf(arrivalsAt(40, 10, 20, 30), 100, 0) // 2, 3, 4, 1
 	require.NoError(t, err)
 	require.InDelta(t, 100./3, s.Overtaken, 1e-3, "against the order of sending")
@@ -214,14 +225,13 @@ func TestUpstreamNotesNumberedRequests(t *testing.T) {
 	u, err := startUpstream(0, false)
 	require.NoError(t, err)
 	defer u.close()
-	callers, err := openCallers(t.Context(), u.address, 1)
-	require.NoError(t, err)
-	defer callers.close()
-	for _, path := range []string{"/2", "/", "/1"} {
-		require.NoError(t, callers.all[0].send(path))
-		status, err := callers.all[0].receive()
+	ask := func(path string) (status int) {
+		status, _, err := fasthttp.Get(nil, "http://"+u.address+path)
 		require.NoError(t, err)
-		require.Equal(t, 200, status)
+		return status
+	}
+	for _, path := range []string{"/2", "/", "/1"} {
+		require.Equal(t, 200, ask(path))
 	}
 	arrivals, err := u.take()
 	require.NoError(t, err)
@@ -233,10 +243,7 @@ func TestUpstreamNotesNumberedRequests(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, arrivals, "they are taken once")
 
-	require.NoError(t, callers.all[0].send("/nonsense"))
-	status, err := callers.all[0].receive()
-	require.NoError(t, err)
-	require.Equal(t, 404, status)
+	require.Equal(t, 404, ask("/nonsense"))
 	_, err = u.take()
 	require.Error(t, err)
 }

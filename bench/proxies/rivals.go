@@ -28,7 +28,10 @@ import (
 type rival struct {
 	name  string
 	limit limit
-	start func(context.Context, *programs, setting) (*run.Process, error)
+	file  string // for its configuration, in a folder of its own, where its command runs; "": it is this program
+	// In its configuration {listen}, {port}, {upstream}, {rate}, {line}, {at-once} and {files} stand for parts of a setting.
+	config  string
+	command []string
 }
 
 // A limit is the kind of limit that a proxy has.
@@ -50,14 +53,34 @@ const (
 	caddy           = "caddy"
 )
 
-// rivals are compared in this order.
+//go:embed nginx.conf
+var nginxConfig string
+
+//go:embed haproxy.cfg
+var haproxyConfig string
+
+//go:embed Caddyfile
+var caddyConfig string
+
+var (
+	runNginx   = []string{"nginx", "-p", ".", "-c", "nginx.conf"}
+	runHAProxy = []string{"haproxy", "-db", "-f", "haproxy.cfg"}
+	runCaddy   = []string{shaperd, "run", "--config", "Caddyfile"} // shaperd stands for where it was built.
+)
+
+// rivals are compared in this order. Caddy with the shaper has a bucket for each client's address, as nginx has.
 var rivals = []rival{
-	{ours, byRate, startShaperd},
-	{middleware, byRate, startMiddleware},
-	{nginx, byRate, startNginx},
-	{haproxySessions, bySessions, startHAProxy},
-	{haproxyMaxconn, byResponses, startHAProxy},
-	{caddy, unlimited, startCaddy},
+	{ours, byRate, "Caddyfile", with(caddyConfig, "{order}", "order shape before reverse_proxy", "{shape}", "shape {\n\t\tlimits {rate}/s depth {line}\n\t}"), runCaddy},
+	{middleware, byRate, "", "", nil},
+	{nginx, byRate, "nginx.conf", nginxConfig, runNginx},
+	{haproxySessions, bySessions, "haproxy.cfg", with(haproxyConfig, "{sessions}", "rate-limit sessions {rate}", "{maxconn}", ""), runHAProxy},
+	{haproxyMaxconn, byResponses, "haproxy.cfg", with(haproxyConfig, "{sessions}", "", "{maxconn}", "maxconn {at-once}"), runHAProxy},
+	{caddy, unlimited, "Caddyfile", with(caddyConfig, "{order}", "", "{shape}", ""), runCaddy},
+}
+
+// with puts values in the places of names.
+func with(config string, namesAndValues ...string) string {
+	return strings.NewReplacer(namesAndValues...).Replace(config)
 }
 
 // named returns the rival of that name. It panics if there is none: all names are the
@@ -78,15 +101,17 @@ type setting struct {
 	Listen, Upstream string
 	Rate             int // per second
 	Line             int // for so many requests it has room
-	Sessions         bool
-	AtOnce           int // at the upstream; 0: it does not matter
+	AtOnce           int // at the upstream, where the proxy limits that
 }
 
 // A stage is an upstream and a proxy before it. [programs.stage] sets it up.
 type stage struct {
 	*upstream
 	*run.Process
-	address string // of the proxy
+	address   string // of the proxy
+	callers   []caller
+	sent      time.Time // the first of their requests
+	responses chan response
 }
 
 // stage starts an upstream, and a proxy with a limit and with room for a line. If the
@@ -95,7 +120,7 @@ type stage struct {
 // rate for each. The stage must be closed.
 func (p *programs) stage(ctx context.Context, name string, rate, line int, holds bool) (*stage, error) {
 	r := named(name)
-	s := setting{Rate: rate, Line: line, Sessions: r.limit == bySessions}
+	s := setting{Rate: rate, Line: line}
 	takes := time.Duration(0)
 	if r.limit == byResponses {
 		s.AtOnce = ceilingCallers
@@ -110,23 +135,27 @@ func (p *programs) stage(ctx context.Context, name string, rate, line int, holds
 	s.Upstream = u.address
 	process, err := run.AtFreeAddress(func(address string) (*run.Process, error) {
 		s.Listen = address
-		return r.start(ctx, p, s)
+		return p.start(ctx, r, s)
 	})
 	if err != nil {
 		u.close()
 		return nil, err
 	}
-	return &stage{u, process, s.Listen}, nil
+	return &stage{upstream: u, Process: process, address: s.Listen}, nil
 }
 
-// close ends both and returns when they have gone.
+// close ends the callers and both of them, and returns when they have gone.
 func (s *stage) close() {
+	s.hangUp()
 	s.Process.Stop()
 	s.upstream.close()
 }
 
-// startConfigured runs a command in a new folder with its configuration in a file.
-func (p *programs) startConfigured(ctx context.Context, listen, file, config string, command func(context.Context, string) *exec.Cmd) (*run.Process, error) {
+// start runs a rival. The process must be stopped.
+func (p *programs) start(ctx context.Context, r rival, s setting) (*run.Process, error) {
+	if r.file == "" {
+		return startMiddleware(ctx, s)
+	}
 	folder, err := os.MkdirTemp(p.dir, "")
 	if err != nil {
 		return nil, err
@@ -135,12 +164,17 @@ func (p *programs) startConfigured(ctx context.Context, listen, file, config str
 	if err := os.Chmod(folder, 0o711); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(folder, file), []byte(config), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, r.file), []byte(s.in(r.config, p.files)), 0o644); err != nil {
 		return nil, err
 	}
-	started, err := run.StartProcess(ctx, listen, nil, func(ctx context.Context) (*exec.Cmd, error) {
-		cmd := command(ctx, folder)
+	started, err := run.StartProcess(ctx, s.Listen, nil, func(ctx context.Context) (*exec.Cmd, error) {
+		program := r.command[0]
+		if program == shaperd {
+			program = p.shaperd
+		}
+		cmd := exec.CommandContext(ctx, program, r.command[1:]...)
 		cmd.Dir = folder
+		cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+folder, "XDG_CONFIG_HOME="+folder) // Caddy writes there.
 		return cmd, nil
 	})
 	if err != nil {
@@ -152,60 +186,10 @@ func (p *programs) startConfigured(ctx context.Context, listen, file, config str
 
 // in puts the setting into a configuration.
 func (s setting) in(config string, files int) string {
-	return strings.NewReplacer(
-		"{listen}", s.Listen, "{upstream}", s.Upstream, "{rate}", fmt.Sprint(s.Rate), "{line}", fmt.Sprint(s.Line),
-		"{at-once}", fmt.Sprint(s.AtOnce), "{files}", fmt.Sprint(files),
-	).Replace(config)
-}
-
-//go:embed nginx.conf
-var nginxConfig string
-
-func startNginx(ctx context.Context, p *programs, s setting) (*run.Process, error) {
-	return p.startConfigured(ctx, s.Listen, "nginx.conf", s.in(nginxConfig, p.files), func(ctx context.Context, folder string) *exec.Cmd {
-		return exec.CommandContext(ctx, "nginx", "-p", folder, "-c", "nginx.conf")
-	})
-}
-
-//go:embed haproxy.cfg
-var haproxyConfig string
-
-func startHAProxy(ctx context.Context, p *programs, s setting) (*run.Process, error) {
-	sessions, maxconn := "", ""
-	if s.Sessions {
-		sessions = "rate-limit sessions {rate}"
-	}
-	if s.AtOnce > 0 {
-		maxconn = "maxconn {at-once}"
-	}
-	config := strings.NewReplacer("{sessions}", sessions, "{maxconn}", maxconn).Replace(haproxyConfig)
-	return p.startConfigured(ctx, s.Listen, "haproxy.cfg", s.in(config, p.files), func(ctx context.Context, _ string) *exec.Cmd {
-		return exec.CommandContext(ctx, "haproxy", "-db", "-f", "haproxy.cfg")
-	})
-}
-
-//go:embed Caddyfile
-var caddyConfig string
-
-// startShaperd runs Caddy with the shaper, with a bucket for each client's address, as
-// nginx has.
-func startShaperd(ctx context.Context, p *programs, s setting) (*run.Process, error) {
-	return p.runCaddy(ctx, s, "order shape before reverse_proxy", "shape {\n\t\tlimits {rate}/s depth {line}\n\t}")
-}
-
-// startCaddy runs the same program without the shaper.
-func startCaddy(ctx context.Context, p *programs, s setting) (*run.Process, error) {
-	return p.runCaddy(ctx, s, "", "")
-}
-
-func (p *programs) runCaddy(ctx context.Context, s setting, order, shape string) (*run.Process, error) {
 	_, port, _ := strings.Cut(s.Listen, ":")
-	config := strings.NewReplacer("{order}", order, "{shape}", shape, "{port}", port).Replace(caddyConfig)
-	return p.startConfigured(ctx, s.Listen, "Caddyfile", s.in(config, p.files), func(ctx context.Context, folder string) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, p.shaperd, "run", "--config", "Caddyfile")
-		cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+folder, "XDG_CONFIG_HOME="+folder) // It writes there.
-		return cmd
-	})
+	return with(config,
+		"{listen}", s.Listen, "{port}", port, "{upstream}", s.Upstream, "{rate}", fmt.Sprint(s.Rate), "{line}", fmt.Sprint(s.Line),
+		"{at-once}", fmt.Sprint(s.AtOnce), "{files}", fmt.Sprint(files))
 }
 
 // middlewareChild is the child process that is a proxy of a few lines of Go.
@@ -214,7 +198,7 @@ const middlewareChild = "proxies-middleware"
 func init() { run.Register(middlewareChild, runMiddleware) }
 
 // startMiddleware runs this program as the proxy.
-func startMiddleware(ctx context.Context, _ *programs, s setting) (*run.Process, error) {
+func startMiddleware(ctx context.Context, s setting) (*run.Process, error) {
 	var input bytes.Buffer
 	if err := gob.NewEncoder(&input).Encode(s); err != nil {
 		return nil, err

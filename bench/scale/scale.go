@@ -4,9 +4,9 @@ package scale
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
@@ -38,17 +38,22 @@ var Experiment = run.Experiment{
 			Ours: "Cancel/limiter=shaper/waiting=100000 p50-ns", Theirs: []string{"Cancel/limiter=x-time/waiting=100000 p50-ns"},
 		},
 	},
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		memory, err1 := measureMemory(ctx, o)
-		cancel, err2 := run.InTurns(ctx, o, cancelChild.Take, cancelCases(o))
-		return report.Report{Lines: append(run.Lines(memory), run.Lines(cancel)...)}, errors.Join(err1, err2)
+	Groups: func(o run.Options) []run.Group {
+		var cancels []run.Case
+		for _, name := range []string{rivals.Ours, "x-time", "failsafe"} {
+			cancels = append(cancels, run.One(fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting), o.Times(3, 1), func(context.Context) (cancelFound, error) {
+				return cancelOf(rivals.Named(name), manyWaiting, manyWaiting/50)
+			}))
+		}
+		return append(memoryGroups(o), run.Group{Cases: cancels})
 	},
-}
-
-type cancelInput struct {
-	Limiter string
-	Waiting int
-	Cancels int
+	Conclude: func(r *report.Report, _ run.Options) error {
+		report.Beyond(r.Lines, "B/waiter", "beyond-B/waiter", func(name string) (string, float64) {
+			_, rest, _ := strings.Cut(name, "/waiting=")
+			return "Memory/limiter=" + bareGoroutine + "/waiting=" + rest, 1
+		})
+		return nil
+	},
 }
 
 // A cancelFound is how long it takes a caller in a long line to give up, from the
@@ -58,14 +63,8 @@ type cancelFound struct {
 	P99 float64 `unit:"p99-ns"`
 }
 
-var cancelChild = run.NewMeasurement("cancel", func(in cancelInput) (cancelFound, error) {
-	latencies, err := cancelLatencies(rivals.Named(in.Limiter), in.Waiting, in.Cancels)
-	return cancelFound{measure.Quantile(latencies, 0.5), measure.Quantile(latencies, 0.99)}, err
-})
-
-// cancelLatencies lets some callers all over a line give up, one after another,
-// and returns how many nanoseconds each took to return.
-func cancelLatencies(r rivals.Rival, waiting, cancels int) ([]float64, error) {
+// cancelOf lets some callers all over a line give up, one after another.
+func cancelOf(r rivals.Rival, waiting, cancels int) (found cancelFound, err error) {
 	rival := r.Open(slowLimit, waiting)
 	defer rival.Stop()
 	var (
@@ -83,11 +82,11 @@ func cancelLatencies(r rivals.Rival, waiting, cancels int) ([]float64, error) {
 	})
 	if err != nil {
 		cancelAll()
-		return nil, err
+		return found, err
 	}
 	if n := len(returned); n > waiting/10 {
 		cancelAll()
-		return nil, fmt.Errorf("%d of %d did not wait", n, waiting)
+		return found, fmt.Errorf("%d of %d did not wait", n, waiting)
 	}
 	// Those that leave meanwhile, one a second, are the first; the order is the
 	// same for all limiters.
@@ -103,18 +102,7 @@ func cancelLatencies(r rivals.Rival, waiting, cancels int) ([]float64, error) {
 	}
 	cancelAll()
 	line.All.Wait()
-	return latencies, nil
-}
-
-func cancelCases(o run.Options) (cases []run.Case[cancelInput]) {
-	for _, name := range []string{rivals.Ours, "x-time", "failsafe"} {
-		cases = append(cases, run.Case[cancelInput]{
-			Name:   fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting),
-			Input:  cancelInput{name, manyWaiting, manyWaiting / 50},
-			Rounds: o.Times(3, 1),
-		})
-	}
-	return cases
+	return cancelFound{measure.Quantile(latencies, 0.5), measure.Quantile(latencies, 0.99)}, nil
 }
 
 // bareGoroutine stands beside the limiters: one that is parked on a channel,
@@ -123,76 +111,57 @@ const bareGoroutine = "goroutine"
 
 var memoryLimiters = []string{bareGoroutine, rivals.Ours, "x-time", "uber", "failsafe", "naive"}
 
-type memoryInput struct {
-	Limiter    string // or bareGoroutine
-	Waiting    int
-	OwnContext bool // each has a context of its own, otherwise [context.Background]
-}
-
-// A memoryFound is the resident memory of one waiter, in bytes, and how much of it is beyond a bare
-// goroutine's in the same round.
+// A memoryFound is the resident memory of one waiter, in bytes.
 type memoryFound struct {
-	Bytes  float64 `unit:"B/waiter"`
-	Beyond float64 `unit:"beyond-B/waiter"`
+	Bytes float64 `unit:"B/waiter"`
 }
 
-// memoryChild ends while all of them wait, as some cannot be stopped.
-var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound, error) {
+// memoryOf ends while all of them wait, as some cannot be stopped. Each has a context of its own, or all
+// have [context.Background].
+func memoryOf(limiter string, waiting int, ownContext bool) (found memoryFound, err error) {
 	never := make(chan struct{})
 	wait := rivals.Wait(func(context.Context) error { <-never; return nil })
 	before := measure.ResidentBytes()
-	if in.Limiter != bareGoroutine {
-		wait = rivals.Named(in.Limiter).Open(slowLimit, in.Waiting).Wait
+	if limiter != bareGoroutine {
+		wait = rivals.Named(limiter).Open(slowLimit, waiting).Wait
 	}
 	ctx := context.Background()
-	var err error
-	if in.OwnContext && in.Limiter != bareGoroutine {
-		_, err = measure.Gather(in.Waiting, func(int) {
+	if ownContext && limiter != bareGoroutine {
+		_, err = measure.Gather(waiting, func(int) {
 			own, cancel := context.WithCancel(ctx)
 			_ = wait(own)
 			cancel()
 		})
 	} else {
-		_, err = measure.Gather(in.Waiting, func(int) { _ = wait(ctx) })
+		_, err = measure.Gather(waiting, func(int) { _ = wait(ctx) })
 	}
 	if err != nil {
-		return memoryFound{}, err
+		return found, err
 	}
 	// A few leave meanwhile, one a second. Callers that were refused would take
 	// no memory, and would make the limiter look thrifty.
-	if parked := measure.Goroutines("waiting"); parked < uint64(in.Waiting-in.Waiting/100) {
-		return memoryFound{}, fmt.Errorf("only %d goroutines wait, of %d", parked, in.Waiting)
+	if parked := measure.Goroutines("waiting"); parked < uint64(waiting-waiting/100) {
+		return found, fmt.Errorf("only %d goroutines wait, of %d", parked, waiting)
 	}
 	bytes := measure.ResidentBytes() - before
-	return memoryFound{Bytes: bytes / float64(in.Waiting), Beyond: measure.Unknown}, nil
-})
+	return memoryFound{bytes / float64(waiting)}, nil
+}
 
 // memoryGroups are the lines whose memory is measured. There are none where the
 // system does not tell how much memory is resident.
-func memoryGroups(o run.Options) [][]run.Case[memoryInput] {
+func memoryGroups(o run.Options) []run.Group {
 	if !measure.MemoryIsTold() {
 		return nil
 	}
-	group := func(ownContext bool, context string) (cases []run.Case[memoryInput]) {
+	group := func(ownContext bool, whose string) (g run.Group) {
 		for _, name := range memoryLimiters {
-			cases = append(cases, run.Case[memoryInput]{
-				Name:   fmt.Sprintf("Memory/limiter=%s/waiting=%d/context=%s", name, manyWaiting, context),
-				Input:  memoryInput{name, manyWaiting, ownContext},
-				Rounds: o.Times(3, 1),
-			})
+			g.Cases = append(g.Cases, run.One(fmt.Sprintf("Memory/limiter=%s/waiting=%d/context=%s", name, manyWaiting, whose), o.Times(3, 1),
+				func(context.Context) (memoryFound, error) { return memoryOf(name, manyWaiting, ownContext) }))
 		}
-		return cases
+		return g
 	}
 	if o.Quick {
-		return [][]run.Case[memoryInput]{group(false, "shared")}
+		return []run.Group{group(false, "shared")}
 	}
-	return [][]run.Case[memoryInput]{group(false, "shared"), group(true, "own")}
-}
-
-// measureMemory adds to each figure how much of it is beyond a bare goroutine's.
-func measureMemory(ctx context.Context, o run.Options) ([]run.Result[memoryInput, memoryFound], error) {
-	results, err := run.InTurns(ctx, o, memoryChild.Take, memoryGroups(o)...)
-	return run.Beyond(results, func(bare, of memoryInput) bool {
-		return bare.Limiter == bareGoroutine && bare.OwnContext == of.OwnContext
-	}, func(bare memoryFound, from *memoryFound) { from.Beyond = from.Bytes - bare.Bytes }), err
+	return []run.Group{group(false, "shared"), group(true, "own")}
 }

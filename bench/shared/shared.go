@@ -42,13 +42,20 @@ var Experiment = run.Experiment{
 		"share-off: the largest difference between the share of a process and an equal one, in percent of that. " +
 		"overtaken: in the line of its own process. Round trips are counted at the clients. rtt: what the network adds to one. " +
 		"redis_rate and throttled sleep for the RetryAfter that they were told, and ask again.",
-	Goals: goals(),
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		results, err := run.InTurns(ctx, o, child.Take, groups(o)...)
-		r := report.Report{Lines: run.Lines(results)}
-		return r, errors.Join(err, picture(&r, results, o.Machine))
+	Goals:  goals,
+	Groups: groups,
+	Conclude: func(r *report.Report, o run.Options) error {
+		const rate = 1_000
+		return r.DrawSpacings(report.Spacings{
+			Name: "shared", Title: "Four processes, one rate: how even is what reaches the upstream?", Rate: rate,
+			Caption:  fmt.Sprintf("%d processes with %d callers each share a bucket on one Redis server. %s.", processes, waiters, o.Machine),
+			Limiters: limiters, Line: func(limiter string) string { return input{Limiter: limiter, Rate: rate}.name() },
+		}, ours)
 	},
 }
+
+// limiters are compared on loopback.
+var limiters = []string{ours, "redis_rate", "throttled"}
 
 const (
 	processes = 4
@@ -69,39 +76,39 @@ type input struct {
 
 // A result has the figures of the processes together.
 type result struct {
-	measure.Spread         // of the merged departures; Overtaken is within each process, as no order among them is promised
-	ShareOff       float64 `unit:"share-off-%"`           // the largest difference between the share of a process and an equal one, in percent of that
-	RoundTrips     float64 `unit:"round-trips/departure"` // of all processes
-	CPU            float64 `unit:"cpu-ns/departure"`      // of all processes
-	RedisCPU       float64 `unit:"redis-cpu-ns/departure"`
+	measure.Spacing         // of the merged departures; Overtaken is within each process, as no order among them is promised
+	ShareOff        float64 `unit:"share-off-%"`           // the largest difference between the share of a process and an equal one, in percent of that
+	RoundTrips      float64 `unit:"round-trips/departure"` // of all processes
+	CPU             float64 `unit:"cpu-ns/departure"`      // of all processes
+	RedisCPU        float64 `unit:"redis-cpu-ns/departure"`
 }
 
 // groups are the measurements. Where the network is slow, ours alone is measured: the others are
 // then bounded by their round trips.
-func groups(o run.Options) [][]run.Case[input] {
+func groups(o run.Options) []run.Group {
 	window, rounds := 5*time.Second, o.Times(3, 1)
 	if o.Quick {
 		window = time.Second
 	}
-	var all [][]run.Case[input]
+	var all []run.Group
 	for _, rate := range []float64{100, 1_000, 10_000} {
-		var group []run.Case[input]
+		var group run.Group
 		within := window
 		if rate == 100 && !o.Quick {
 			within = 2 * window // One slot more or less must be less than 2 % of a share.
 		}
-		for _, limiter := range []string{ours, "redis_rate", "throttled"} {
-			group = append(group, caseOf(input{Limiter: limiter, Waiters: waiters, Rate: rate, Warm: time.Second, Window: within}, rounds))
+		for _, limiter := range limiters {
+			group.Cases = append(group.Cases, caseOf(input{Limiter: limiter, Waiters: waiters, Rate: rate, Warm: time.Second, Window: within}, rounds))
 		}
 		all = append(all, group)
 	}
 	for _, slow := range []input{{RTT: 2 * time.Millisecond}, {RTT: 20 * time.Millisecond, Jitter: 10 * time.Millisecond}} {
-		var group []run.Case[input]
+		var group run.Group
 		for _, rate := range []float64{100, 1_000, 10_000} {
 			slow.Limiter, slow.Rate, slow.Warm, slow.Window = ours, rate, time.Second, window
 			// As many as leave within a few round trips, or the callers would be what bounds the rate.
 			slow.Waiters = max(waiters, int(4*rate*(slow.RTT+slow.Jitter).Seconds()/processes))
-			group = append(group, caseOf(slow, 1))
+			group.Cases = append(group.Cases, caseOf(slow, 1))
 		}
 		if !o.Quick {
 			all = append(all, group)
@@ -110,11 +117,13 @@ func groups(o run.Options) [][]run.Case[input] {
 	return all
 }
 
-func caseOf(in input, rounds int) run.Case[input] {
-	return run.Case[input]{
-		Name:  fmt.Sprintf("Shared/limiter=%s/rate=%.0f/rtt=%s", in.Limiter, in.Rate, in.rtt()),
-		Input: in, Rounds: rounds,
-	}
+func caseOf(in input, rounds int) run.Case {
+	return run.One(in.name(), rounds, func(ctx context.Context) (result, error) { return measureFleet(ctx, in) })
+}
+
+// name is the name of the benchmark lines.
+func (in input) name() string {
+	return fmt.Sprintf("Shared/limiter=%s/rate=%.0f/rtt=%s", in.Limiter, in.Rate, in.rtt())
 }
 
 // rtt returns the time that the network adds to a round trip, in a form that stands in a name.
@@ -130,33 +139,11 @@ func (in input) rtt() string {
 
 // goals judge what ours is to reach on loopback, and that it reaches the rate where the network
 // is slow.
-func goals() (all []report.Goal) {
-	for _, rate := range []float64{100, 1_000, 10_000} {
-		of := fmt.Sprintf("Shared/limiter=shaper/rate=%.0f/rtt=", rate)
-		at := " at " + report.PerSecond(rate)
-		for _, rtt := range []string{"loopback", "2ms", "20ms+-10ms"} {
-			all = append(all, report.Goal{What: "share of the shared rate that is reached" + at + ", network: " + rtt, Ours: of + rtt + " of-rate", Least: 0.99})
-		}
-		all = append(all, report.Goal{What: "shares of the processes" + at + ", in % off", Ours: of + "loopback share-off-%", Most: 2})
-		if rate == 1_000 {
-			all = append(all, report.Goal{What: "round trips per departure" + at, Ours: of + "loopback round-trips/departure", Most: 0.15})
-		}
-	}
-	return all
+var goals = []report.Goal{
+	{What: "share of the shared rate that is reached at $1/s, network: $2", Ours: "Shared/limiter=shaper/rate=(.*)/rtt=(.*) of-rate", Least: 0.99},
+	{What: "shares of the processes at $1/s, in % off", Ours: "Shared/limiter=shaper/rate=(.*)/rtt=loopback share-off-%", Most: 2},
+	{What: "round trips per departure at 1000/s", Ours: "Shared/limiter=shaper/rate=1000/rtt=loopback round-trips/departure", Most: 0.15},
 }
-
-// picture draws how the spacings at 1,000/s spread, if they were measured.
-func picture(r *report.Report, results []run.Result[input, result], machine string) error {
-	const rate = 1_000
-	p := report.Spacings{
-		Name: "shared", Title: "Four processes, one rate: how even is what reaches the upstream?", Rate: rate,
-		Caption: fmt.Sprintf("%d processes with %d callers each share a bucket on one Redis server. %s.", processes, waiters, machine),
-	}
-	drawn := func(in input) (string, bool) { return in.Limiter, in.Rate == rate && in.RTT == 0 }
-	return run.DrawSpacings(r, p, ours, results, drawn, func(found result) measure.Spread { return found.Spread })
-}
-
-var child = run.NewMeasurement("shared", measureFleet)
 
 // starting is within what time all processes have started, on a machine that is not busy.
 const starting = 500 * time.Millisecond
@@ -166,10 +153,10 @@ var errStartedLate = errors.New("a process was not there when the window began")
 
 // measureFleet measures again, up to ten times in all, and gives the processes more time to
 // start, if that was too short for one of them.
-func measureFleet(in input) (found result, err error) {
+func measureFleet(ctx context.Context, in input) (found result, err error) {
 	within := starting
 	for range 10 {
-		if found, err = measureOnce(in, within); !errors.Is(err, errStartedLate) {
+		if found, err = measureOnce(ctx, in, within); !errors.Is(err, errStartedLate) {
 			return found, err
 		}
 		within = min(2*within, 8*starting)
@@ -178,8 +165,8 @@ func measureFleet(in input) (found result, err error) {
 }
 
 // measureOnce starts a server and the processes, and measures their common departures.
-func measureOnce(in input, within time.Duration) (found result, err error) {
-	ctx, cancel := context.WithCancel(context.Background())
+func measureOnce(ctx context.Context, in input, within time.Duration) (found result, err error) {
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	server, direct, err := startRedis(ctx, os.TempDir())
 	if err != nil {
@@ -255,7 +242,7 @@ func resultOf(in input, outputs []workerOutput, redisCPU float64) result {
 	}
 	total = max(total, 1)
 	found := result{
-		Spread: all.Spread(), ShareOff: off, RoundTrips: trips / total, CPU: cpu / total, RedisCPU: redisCPU / total,
+		Spacing: all.Spacing(), ShareOff: off, RoundTrips: trips / total, CPU: cpu / total, RedisCPU: redisCPU / total,
 	}
 	found.Overtaken = overtaken / max(sum, 1)
 	return found
@@ -297,7 +284,7 @@ func startRedis(ctx context.Context, folder string) (server *run.Process, addres
 }
 
 // worker is a process that shares the rate.
-var worker = run.NewMeasurement("shared-worker", work)
+var worker = run.NewChild("shared-worker", work)
 
 // A workerInput says what one process does, and when it begins.
 type workerInput struct {

@@ -29,15 +29,19 @@ var Idle = run.Experiment{
 		"overtaken: departures after one that had begun to wait later; the order is taken just before the call, " +
 		"so that two callers within some nanoseconds may be mistaken for each other. " +
 		"CPU and allocations are those of the whole process.",
-	Goals: idleGoals(),
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		results, err := run.InTurns(ctx, o, child.Take, idleGroups(o)...)
-		r := report.Report{Lines: run.Lines(results)}
+	Goals:  idleGoals,
+	Groups: idleGroups,
+	Conclude: func(r *report.Report, o run.Options) error {
+		var failed []error
 		for _, rate := range []float64{1_000, 10_000} {
-			err = errors.Join(err, spacingsPicture(&r, results, rate, o.Machine))
+			failed = append(failed, r.DrawSpacings(report.Spacings{
+				Name: fmt.Sprintf("spacing-%.0f", rate), Title: fmt.Sprintf("How even are the departures? Spacing at %s", report.PerSecond(rate)),
+				Rate: rate, Caption: fmt.Sprintf("%d requests wait at any time. %s.", goalWaiters, o.Machine),
+				Limiters: idleLimiters, Line: func(limiter string) string { return nameOf("Spacing", limiter, rate, goalWaiters, idle) },
+			}, rivals.Ours))
 		}
 		idleLines = r.Lines
-		return r, errors.Join(err, ratePicture(&r, o))
+		return errors.Join(append(failed, drawRates(r, o))...)
 	},
 }
 
@@ -49,12 +53,9 @@ var Busy = run.Experiment{
 		"and nap for 4 ms, exponentially distributed. Everything else is as for spacing. " +
 		"burst: the largest excess over the rate within any window, as the time in which so many leave at the rate, as the receivers saw it: " +
 		"a goroutine that has been released still has to wait for a P, whatever released it.",
-	Goals: busyGoals(),
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		results, err := run.InTurns(ctx, o, child.Take, busyGroups(o)...)
-		r := report.Report{Lines: run.Lines(results)}
-		return r, errors.Join(err, ratePicture(&r, o))
-	},
+	Goals:    busyGoals,
+	Groups:   busyGroups,
+	Conclude: drawRates,
 }
 
 // FairBusy is the experiment "fair-busy".
@@ -63,10 +64,7 @@ var FairBusy = run.Experiment{
 	What: "which part of the rate fair queueing keeps in a busy process",
 	Note: "As the experiment busy, beside loops; the calls are of ten keys in turn. " +
 		"fair-outside: fair queueing on top of a plain Shaper, into whose line one caller at a time is let.",
-	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		results, err := run.InTurns(ctx, o, child.Take, fairBusyGroups(o)...)
-		return report.Report{Lines: run.Lines(results)}, err
-	},
+	Groups: fairBusyGroups,
 }
 
 // idleLines are the lines of "spacing". The picture of "busy" shows them too.
@@ -109,8 +107,7 @@ var busyRates = []struct {
 const idleWarm, busyWarm = 150 * time.Millisecond, 200 * time.Millisecond
 
 // idleGroups are the measurements: goalWaiters first, and most often.
-func idleGroups(o run.Options) [][]run.Case[input] {
-	var groups [][]run.Case[input]
+func idleGroups(o run.Options) (groups []run.Group) {
 	for _, waiters := range []int{goalWaiters, 1, 10_000} {
 		for _, at := range idleWindows {
 			window, rounds := at.window, 1
@@ -125,9 +122,9 @@ func idleGroups(o run.Options) [][]run.Case[input] {
 					continue
 				}
 			}
-			var group []run.Case[input]
+			var group run.Group
 			for _, limiter := range idleLimiters {
-				group = append(group, caseOf("Spacing", rounds, input{limiter, at.rate, waiters, idle, idleWarm, window}))
+				group.Cases = append(group.Cases, caseOf("Spacing", rounds, input{limiter, at.rate, waiters, idle, idleWarm, window}))
 			}
 			groups = append(groups, group)
 		}
@@ -135,8 +132,7 @@ func idleGroups(o run.Options) [][]run.Case[input] {
 	return groups
 }
 
-func busyGroups(o run.Options) [][]run.Case[input] {
-	var groups [][]run.Case[input]
+func busyGroups(o run.Options) (groups []run.Group) {
 	for _, l := range loads() {
 		for _, at := range busyRates {
 			once, window := busyOnce, 2*time.Second
@@ -146,12 +142,12 @@ func busyGroups(o run.Options) [][]run.Case[input] {
 				}
 				once, window = nil, 600*time.Millisecond
 			}
-			var group []run.Case[input]
+			var group run.Group
 			for _, limiter := range busyCompared {
-				group = append(group, caseOf("Busy", o.Times(3, 1), input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
+				group.Cases = append(group.Cases, caseOf("Busy", o.Times(3, 1), input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
 			}
 			for _, limiter := range once {
-				group = append(group, caseOf("Busy", 1, input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
+				group.Cases = append(group.Cases, caseOf("Busy", 1, input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
 			}
 			groups = append(groups, group)
 		}
@@ -160,22 +156,20 @@ func busyGroups(o run.Options) [][]run.Case[input] {
 }
 
 // fairBusyGroups are beside loops that never wait: what a load does to a line is seen there.
-func fairBusyGroups(o run.Options) (groups [][]run.Case[input]) {
+func fairBusyGroups(o run.Options) (groups []run.Group) {
 	for _, at := range busyRates {
-		var group []run.Case[input]
+		var group run.Group
 		for _, limiter := range []string{rivals.Ours, rivals.Fair, rivals.FairOutside} {
-			group = append(group, caseOf("FairBusy", o.Times(3, 1), input{limiter, at.rate, at.waiters, "loops", busyWarm, 2 * time.Second}))
+			group.Cases = append(group.Cases, caseOf("FairBusy", o.Times(3, 1), input{limiter, at.rate, at.waiters, "loops", busyWarm, 2 * time.Second}))
 		}
 		groups = append(groups, group)
 	}
 	return groups
 }
 
-func caseOf(what string, rounds int, in input) run.Case[input] {
-	return run.Case[input]{
-		Name:  nameOf(what, in.Limiter, in.Rate, in.Waiters, in.Load),
-		Input: in, Rounds: rounds,
-	}
+func caseOf(what string, rounds int, in input) run.Case {
+	name := nameOf(what, in.limiter, in.rate, in.waiters, in.load)
+	return run.One(name, rounds, func(context.Context) (result, error) { return measureSpacing(in) })
 }
 
 func nameOf(what, limiter string, rate float64, waiters int, load string) string {
@@ -183,151 +177,115 @@ func nameOf(what, limiter string, rate float64, waiters int, load string) string
 }
 
 // idleGoals compare with the three waiting libraries, each in both of its forms.
-func idleGoals() (goals []report.Goal) {
-	of := func(limiter string, rate float64, unit string) string {
-		return nameOf("Spacing", limiter, rate, goalWaiters, idle) + " " + unit
-	}
-	against := func(what, unit string, rate, factor float64) report.Goal {
-		g := report.Goal{What: what + " at " + report.PerSecond(rate) + " against the best library", Ours: of(rivals.Ours, rate, unit), Most: 1 / factor}
-		for _, library := range []string{"x-time", "uber", "uber-noslack", "failsafe"} {
-			g.Theirs = append(g.Theirs, of(library, rate, unit))
-		}
-		return g
-	}
-	for _, g := range []struct{ rate, factor float64 }{{100, 8}, {1_000, 7}, {10_000, 6}} {
-		goals = append(goals, against("spacing error p50", "err-p50-ns", g.rate, g.factor))
-	}
-	for _, rate := range []float64{1_000, 10_000} {
-		goals = append(goals, against("spacings below half an interval", "bunched-%", rate, 10))
-	}
-	for _, g := range []struct{ rate, off float64 }{{10, 0.003}, {100, 0.003}, {1_000, 0.003}, {10_000, 0.003}, {100_000, 0.01}} {
-		goals = append(goals, report.Goal{
-			What: "share of the rate that is reached at " + report.PerSecond(g.rate), Ours: of(rivals.Ours, g.rate, "of-rate"), Least: 1 - g.off, Most: 1 + g.off,
-		})
-	}
+var idleGoals = []report.Goal{
+	spacingGoal("100", "err-p50-ns", 1./8), spacingGoal("1000", "err-p50-ns", 1./7), spacingGoal("10000", "err-p50-ns", 1./6),
+	spacingGoal("1000", "bunched-%", 1./10), spacingGoal("10000", "bunched-%", 1./10),
+	{What: "share of the rate that is reached at $1/s", Ours: ours + "(10|100|1000|10000)" + hundred + "of-rate", Least: 0.997, Most: 1.003},
+	{What: "share of the rate that is reached at 100000/s", Ours: ours + "100000" + hundred + "of-rate", Least: 0.99, Most: 1.01},
 	// At lower rates the few allocations that the runtime makes by itself would count.
-	goals = append(goals, report.Goal{
-		What: "allocations per wait, at 1,000/s and above (0, but the process has others, a few)",
-		Ours: "Spacing/limiter=shaper/rate=1000*/waiters=100/load=idle allocs/departure", Most: 0.05,
-	})
-	cpu := func(limiter string, rate, factor float64) {
-		goals = append(goals, report.Goal{
-			What: "CPU per departure of " + limiter + " at " + report.PerSecond(rate) + " against x-time",
-			Ours: of(limiter, rate, "cpu-ns/departure"), Theirs: []string{of("x-time", rate, "cpu-ns/departure")}, Most: factor,
-		})
+	{What: "allocations per wait at $1/s (0, but the process has others, a few)", Ours: ours + "(1000.*)" + hundred + "allocs/departure", Most: 0.05},
+	cpuGoal(rivals.Ours, "100", 1.5), cpuGoal(rivals.Ours, "1000", 2), cpuGoal(rivals.Ours, "10000", 4), cpuGoal("shaper-coarse", "100|1000|10000", 1.3),
+	// What saves CPU time must not cost the spacing.
+	{What: "spacing error p50 at 10000/s, at that CPU time, in ns", Ours: ours + "10000" + hundred + "err-p50-ns", Most: 5_000},
+}
+
+const (
+	ours    = "Spacing/limiter=shaper/rate="
+	hundred = "/waiters=100/load=idle "
+)
+
+// spacingGoal bounds a figure of ours by a part of the best library's.
+func spacingGoal(rate, unit string, part float64) report.Goal {
+	g := report.Goal{What: "spacing at " + rate + "/s, " + unit + ", against the best library", Ours: ours + rate + hundred + unit, Most: part}
+	for _, library := range []string{"x-time", "uber", "uber-noslack", "failsafe"} {
+		g.Theirs = append(g.Theirs, "Spacing/limiter="+library+"/rate="+rate+hundred+unit)
 	}
-	for _, g := range []struct{ rate, factor float64 }{{100, 1.5}, {1_000, 2}, {10_000, 4}} {
-		cpu(rivals.Ours, g.rate, g.factor)
-		cpu("shaper-coarse", g.rate, 1.3)
+	return g
+}
+
+func cpuGoal(limiter, rates string, most float64) report.Goal {
+	return report.Goal{
+		What: "CPU per departure of " + limiter + " at $1/s against x-time", Most: most,
+		Ours: "Spacing/limiter=" + limiter + "/rate=(" + rates + ")" + hundred + "cpu-ns/departure", Theirs: []string{"Spacing/limiter=x-time/rate=$1" + hundred + "cpu-ns/departure"},
 	}
-	return append(goals, report.Goal{ // What saves CPU time must not cost the spacing.
-		What: "spacing error p50 at 10,000/s, at that CPU time, in ns", Ours: of(rivals.Ours, 10_000, "err-p50-ns"), Most: 5_000,
-	})
 }
 
 // busyGoals want for each load and each slack that the rate is held.
-func busyGoals() (goals []report.Goal) {
-	for _, g := range []struct {
-		limiter string
-		slack   time.Duration
-		share   float64
-	}{{rivals.Ours, 20 * time.Millisecond, 0.95}, {"shaper-slack100", 100 * time.Millisecond, 0.98}} {
-		for _, load := range []string{"loops", "allocators", "pieces"} {
-			for _, at := range busyRates {
-				of := func(limiter string) string { return nameOf("Busy", limiter, at.rate, at.waiters, load) + " of-rate" }
-				goals = append(goals, report.Goal{
-					What: fmt.Sprintf("rate in a busy process (%s) at %s, %v of slack, against x-time", load, report.PerSecond(at.rate), g.slack),
-					Ours: of(g.limiter), Theirs: []string{of("x-time")}, Least: g.share,
-				})
-			}
-		}
+var busyGoals = []report.Goal{busyGoal(rivals.Ours, "20 ms", 0.95), busyGoal("shaper-slack100", "100 ms", 0.98)}
+
+func busyGoal(limiter, slack string, share float64) report.Goal {
+	return report.Goal{
+		What: "rate in a busy process ($3) at $1/s, " + slack + " of slack, against x-time", Least: share,
+		Ours: "Busy/limiter=" + limiter + "/rate=(.*)/waiters=(.*)/load=(.*) of-rate", Theirs: []string{"Busy/limiter=x-time/rate=$1/waiters=$2/load=$3 of-rate"},
 	}
-	return goals
 }
 
-// spacingsPicture draws how the spacings at one rate spread, if ours was measured there.
-func spacingsPicture(r *report.Report, results []run.Result[input, result], rate float64, machine string) error {
-	p := report.Spacings{
-		Name: fmt.Sprintf("spacing-%.0f", rate), Title: fmt.Sprintf("How even are the departures? Spacing at %s", report.PerSecond(rate)),
-		Rate: rate, Caption: fmt.Sprintf("%d requests wait at any time. %s.", goalWaiters, machine),
-	}
-	drawn := func(in input) (string, bool) { return in.Limiter, in.Rate == rate && in.Waiters == goalWaiters }
-	return run.DrawSpacings(r, p, rivals.Ours, results, drawn, func(found result) measure.Spread { return found.Spread })
-}
-
-// ratePicture draws which share of the rate each limiter reaches, by load and rate: with
+// drawRates draws which share of the rate each limiter reaches, by load and rate: with
 // goalWaiters in an idle process, and with as many as were measured in a busy one.
-func ratePicture(r *report.Report, o run.Options) error {
-	p := report.Bars{
-		Name: "rate", Title: "Is the rate reached?",
-		Caption: fmt.Sprintf("%d requests wait at any time, in a busy process 1,000 at 10,000/s. %s.", goalWaiters, o.Machine),
-	}
-	panels := []report.Panel{{Title: "in a process that does nothing else"}}
+func drawRates(r *report.Report, o run.Options) error {
 	lines := append(idleLines, r.Lines...)
-	fill := func(panel *report.Panel, limiters []string, name func(limiter string) string, rate float64) {
-		panel.Axis, panel.Settings = "% of the rate", append(panel.Settings, report.PerSecond(rate))
-		for i, limiter := range limiters {
-			if len(panel.Rows) <= i {
-				panel.Rows = append(panel.Rows, report.Row{Name: limiter})
-			}
-			panel.Rows[i].Values = append(panel.Rows[i].Values, 100*report.Median(lines, name(limiter), "of-rate"))
-		}
+	share := func(name string) float64 { return 100 * report.Median(lines, name, "of-rate") }
+	undisturbed := report.Panel{
+		Title: "in a process that does nothing else", Axis: "% of the rate", Limiters: idleLimiters,
+		Figure: func(limiter string, i int) float64 {
+			return share(nameOf("Spacing", limiter, idleWindows[i].rate, goalWaiters, idle))
+		},
 	}
 	for _, at := range idleWindows {
-		fill(&panels[0], idleLimiters, func(limiter string) string { return nameOf("Spacing", limiter, at.rate, goalWaiters, idle) }, at.rate)
+		undisturbed.Settings = append(undisturbed.Settings, report.PerSecond(at.rate))
 	}
+	panels := []report.Panel{undisturbed}
 	for _, l := range loads() {
-		panel := report.Panel{Title: "busy: " + l.what}
+		panel := report.Panel{
+			Title: "busy: " + l.what, Axis: "% of the rate", Limiters: append(busyCompared, busyOnce...),
+			Figure: func(limiter string, i int) float64 {
+				return share(nameOf("Busy", limiter, busyRates[i].rate, busyRates[i].waiters, l.name))
+			},
+		}
 		for _, at := range busyRates {
-			fill(&panel, append(busyCompared, busyOnce...), func(limiter string) string { return nameOf("Busy", limiter, at.rate, at.waiters, l.name) }, at.rate)
+			panel.Settings = append(panel.Settings, report.PerSecond(at.rate))
 		}
 		panels = append(panels, panel)
 	}
-	p.Panels = slices.DeleteFunc(panels, func(panel report.Panel) bool { return !panel.Measured() })
-	if len(p.Panels) == 0 {
-		return nil
-	}
-	drawn, err := p.Draw(rivals.Ours)
-	r.Pictures = append(r.Pictures, drawn)
-	return err
+	return r.DrawBars(report.Bars{
+		Name: "rate", Title: "Is the rate reached?", Panels: panels,
+		Caption: fmt.Sprintf("%d requests wait at any time, in a busy process 1,000 at 10,000/s. %s.", goalWaiters, o.Machine),
+	}, rivals.Ours)
 }
 
-// An input says what one child process measures: one limiter in a closed loop.
-// So many goroutines wait, and wait again as soon as they have left.
+// An input is one limiter in a closed loop: so many goroutines wait, and wait again as soon as they have left.
 type input struct {
-	Limiter string
-	Rate    float64 // per second
-	Waiters int
-	Load    string        // of loads; idle means none
-	Warm    time.Duration // until the window begins
-	Window  time.Duration
+	limiter string
+	rate    float64 // per second
+	waiters int
+	load    string        // of loads; idle means none
+	warm    time.Duration // until the window begins
+	window  time.Duration
 }
 
 // A result has the figures of one limiter at one rate, with one number of waiters, under one load.
 type result struct {
-	measure.Spread
+	measure.Spacing
 	Burst  float64 `unit:"burst-ns"`         // as the receivers saw it
 	CPU    float64 `unit:"cpu-ns/departure"` // of the whole process, with the load
 	Allocs float64 `unit:"allocs/departure"` // of the whole process, with the load
 }
 
-var child = run.NewMeasurement("spacing", measureSpacing)
-
 // measureSpacing leaves goroutines behind, and some of them sleep for long. They end with the
 // process.
 func measureSpacing(in input) (result, error) {
-	rival := rivals.Named(in.Limiter)
+	rival := rivals.Named(in.limiter)
 	// A load measures how much work fills a millisecond, so it is made before anything else runs.
-	work := loadNamed(in.Load)
+	work := loadNamed(in.load)
 	// x/time lets several times the rate leave where thousands contend for it, as it sets its clock back
 	// when a caller has lost the processor between reading the time and locking.
-	loop := measure.NewLoop(time.Now(), 40*int(in.Rate*(in.Warm+in.Window).Seconds())+4096)
-	line := rival.Open(in.Rate, in.Waiters)
+	loop := measure.NewLoop(time.Now(), 40*int(in.rate*(in.warm+in.window).Seconds())+4096)
+	line := rival.Open(in.rate, in.waiters)
 	defer line.Stop()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 
-	for i := range in.Waiters {
+	for i := range in.waiters {
 		go loop.Run(ctx, line.Wait)
 		// They begin one after another. If thousands began at once, many would lose
 		// the processor between taking their number and entering the line.
@@ -338,24 +296,24 @@ func measureSpacing(in input) (result, error) {
 	load := work.start()
 	defer load.stop()
 
-	time.Sleep(in.Warm)
+	time.Sleep(in.warm)
 	if work.goroutines > 0 {
 		load.begun()
 	}
 	before := readMeter(loop.Began)
-	time.Sleep(in.Window)
+	time.Sleep(in.window)
 	after := readMeter(loop.Began)
 	if work.goroutines > 0 && load.pieces() == 0 {
-		return result{}, fmt.Errorf("the load %q has done nothing", in.Load)
+		return result{}, fmt.Errorf("the load %q has done nothing", in.load)
 	}
 	all, err := loop.Departures()
 	if err != nil {
 		return result{}, err
 	}
-	d := measure.DeparturesWithin(before.at, after.at, measure.Interval(in.Rate), all)
+	d := measure.DeparturesWithin(before.at, after.at, measure.Interval(in.rate), all)
 	each := float64(max(1, d.Count()))
 	return result{
-		Spread: d.Spread(), Burst: d.Burst(),
+		Spacing: d.Spacing(), Burst: d.Burst(),
 		CPU: (after.cpu - before.cpu) / each, Allocs: float64(after.mallocs-before.mallocs) / each,
 	}, nil
 }

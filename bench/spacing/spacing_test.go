@@ -3,6 +3,7 @@ package spacing
 import (
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,16 +16,15 @@ import (
 	"example.com/leakybucket/internal/realtime"
 )
 
-func TestMain(m *testing.M) { run.Tests(m) }
-
 // [rivals.Named] and loadNamed panic if there is none.
 func TestEveryCaseCanBeMeasured(t *testing.T) {
 	names := map[string]bool{}
 	all := slices.Concat(idleGroups(run.Options{}), busyGroups(run.Options{}), fairBusyGroups(run.Options{}))
 	for _, group := range all {
-		for _, c := range group {
-			rivals.Named(c.Input.Limiter)
-			loadNamed(c.Input.Load)
+		for _, c := range group.Cases {
+			_, words, _ := strings.Cut(c.Name, "/limiter=")
+			rivals.Named(words[:strings.Index(words, "/")])
+			loadNamed(words[strings.Index(words, "/load=")+len("/load="):])
 			require.False(t, names[c.Name], "two benchmarks have the name %s", c.Name)
 			names[c.Name] = true
 		}
@@ -34,22 +34,16 @@ func TestEveryCaseCanBeMeasured(t *testing.T) {
 	require.Contains(t, names, "Busy/limiter=shaper/rate=10000/waiters=1000/load=loops")
 }
 
-// What a child finds is of the limiter and the load that it was asked for.
-func TestSpacingIsMeasuredInAChild(t *testing.T) {
-	in := input{Limiter: "shaper", Rate: 2000, Waiters: 20, Load: "pieces", Warm: 20 * time.Millisecond, Window: 400 * time.Millisecond}
-	out, err := child.Take(t.Context(), in)
-	for tries := 1; tries < 5 && err == nil && out.Departures == 0; tries++ { // The child has not run in the whole window.
-		out, err = child.Take(t.Context(), in)
+func TestSpacingIsMeasuredBesideALoad(t *testing.T) {
+	in := input{limiter: "shaper", rate: 2000, waiters: 20, load: "pieces", warm: 20 * time.Millisecond, window: 400 * time.Millisecond}
+	out, err := measureSpacing(in)
+	for tries := 1; tries < 5 && err == nil && out.Departures == 0; tries++ { // The process has not run in the whole window.
+		out, err = measureSpacing(in)
 	}
 	require.NoError(t, err)
-	require.Len(t, out.Histogram, measure.HistogramBins)
+	require.Len(t, out.Bars, measure.HistogramBars)
 	require.Positive(t, out.Departures)
 	require.Positive(t, out.RateReached)
-
-	_, err = child.Take(t.Context(), input{Limiter: "nobody", Load: idle})
-	require.ErrorContains(t, err, "no rival is named nobody")
-	_, err = child.Take(t.Context(), input{Limiter: "naive", Load: "heavy"})
-	require.ErrorContains(t, err, "no load is named heavy")
 }
 
 func TestLoadsWorkUntilTheyAreStopped(t *testing.T) {

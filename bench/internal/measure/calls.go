@@ -44,18 +44,6 @@ func TimeCalls(each func() func() bool, goroutines int, batch time.Duration) (Ti
 	}
 }
 
-// TimeFrom measures a call from each of the numbers of goroutines, as [TimeCalls] does.
-func TimeFrom(goroutines []int, each func() func() bool, batch time.Duration) (found []Timing, err error) {
-	for _, n := range goroutines {
-		t, err := TimeCalls(each, n, batch)
-		if err != nil {
-			return nil, fmt.Errorf("%d goroutines: %w", n, err)
-		}
-		found = append(found, t)
-	}
-	return found, nil
-}
-
 // callAtOnce lets each of the goroutines make n calls. All start together.
 func callAtOnce(each func() func() bool, goroutines, n int) (took time.Duration, mallocs uint64, err error) {
 	var (

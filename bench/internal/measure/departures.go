@@ -62,7 +62,12 @@ type Spacing struct {
 	ErrorP99    float64 `unit:"err-p99-ns"`  // of the same
 	Bunched     float64 `unit:"bunched-%"`   // spacings below half an interval
 	Overtaken   float64 `unit:"overtaken-%"` // departures after one that had entered later
+	Departures  int     `unit:"departures"`
+	Bars        []int   // of a histogram of spacing / interval
 }
+
+// Histogram returns the bars, for the line of a report.
+func (s Spacing) Histogram() []int { return s.Bars }
 
 // Spacing returns all figures of the departures.
 func (d Departures) Spacing() Spacing {
@@ -71,18 +76,9 @@ func (d Departures) Spacing() Spacing {
 		RateReached: d.rateReached(),
 		ErrorP50:    Quantile(errors, 0.5), ErrorP99: Quantile(errors, 0.99),
 		Bunched: d.bunched(), Overtaken: d.overtaken(),
+		Departures: d.Count(), Bars: d.histogram(),
 	}
 }
-
-// A Spread is a Spacing with the histogram for a picture of it.
-type Spread struct {
-	Spacing
-	Departures int   `unit:"departures"`
-	Histogram  []int // of spacing / interval
-}
-
-// Spread returns all figures of the departures, and a histogram.
-func (d Departures) Spread() Spread { return Spread{d.Spacing(), d.Count(), d.Histogram()} }
 
 // Interval returns the time between two departures at a rate.
 func Interval(perSecond float64) time.Duration {
@@ -168,22 +164,20 @@ func (d Departures) Burst() float64 {
 	return largest
 }
 
-// A histogram of spacings has HistogramBins bins of equal width from 0 to
-// HistogramReach intervals.
+// A histogram of spacings has HistogramBars bars. The middle of each is a multiple of BarWidth, in intervals, so that an
+// even pace is one bar, and not two at either side of 1. The last one holds all beyond.
 const (
-	HistogramBins  = 120
-	HistogramReach = 3
+	HistogramBars = 61
+	BarWidth      = 1. / 20
 )
 
-// Histogram counts the spacings in bins. Those beyond the last are in none.
-func (d Departures) Histogram() []int {
-	bins := make([]int, HistogramBins)
+// histogram counts the spacings in bars.
+func (d Departures) histogram() []int {
+	bars := make([]int, HistogramBars)
 	for _, spacing := range d.spacings() {
-		if bin := spacing * HistogramBins / (HistogramReach * d.interval); bin < HistogramBins {
-			bins[bin]++
-		}
+		bars[min(int(float64(spacing)/float64(d.interval)/BarWidth+0.5), HistogramBars-1)]++
 	}
-	return bins
+	return bars
 }
 
 func percent(part, whole int) float64 {

@@ -181,14 +181,14 @@ func TestBurstIsTheLargestExcessOfAnyWindow(t *testing.T) {
 	require.InDelta(t, 3e6, within(500, 99_000, leaving(0, 1000, 1500, 2000, 2500, 3000, 5000, 5500, 6000, 6500, 7000)).Burst(), 1e-9)
 }
 
-func TestHistogramHasBinsOfAFortieth(t *testing.T) {
-	bins := within(500, 99_000, leaving(0, 1000, 2010, 2990, 2990, 5989, 8989, 20_000)).Histogram()
-	want := make([]int, 120)
-	want[40] = 2 // 1 and 1.01
-	want[39] = 1 // 0.98
+func TestHistogramHasBarsAroundTwentieths(t *testing.T) {
+	bars := within(500, 99_000, leaving(0, 1000, 2010, 2990, 2990, 5989, 8963, 20_000)).histogram()
+	want := make([]int, 61)
+	want[20] = 3 // 1, 1.01 and 0.98
 	want[0] = 1
-	want[119] = 1 // 2.999; neither 3 nor 11 is in any
-	require.Equal(t, want, bins)
+	want[59] = 1 // 2.974
+	want[60] = 2 // 2.999 and 11
+	require.Equal(t, want, bars)
 }
 
 func TestSpacingHasAllFigures(t *testing.T) {
@@ -200,5 +200,6 @@ func TestSpacingHasAllFigures(t *testing.T) {
 	require.InDelta(t, 2_000_000, s.ErrorP50, 1e-3)
 	require.InDelta(t, 6_000_000, s.ErrorP99, 1e-3)
 	require.Equal(t, 25.0, s.Bunched)
+	require.Equal(t, 4, s.Departures)
 	require.Equal(t, 50.0, s.Overtaken, "1 and 2, but neither 3 nor 4")
 }

@@ -43,75 +43,61 @@ func colourOf(name, ours string, at int) color.Color {
 type Spacings struct {
 	Name, Title string // of the file, and of the picture
 	Rate        float64
-	Rows        []SpacingsRow
+	Limiters    []string
+	Line        func(limiter string) string // the name of its lines, whose rounds are added up
 	Caption     string
 }
 
-// A SpacingsRow is one limiter. Its rounds are added up.
-type SpacingsRow struct {
-	Name   string
-	Rounds []measure.Spread
-}
-
-// Draw sets off the limiter named ours, and its variants. It fails if there are no rows.
+// DrawSpacings adds a picture of those limiters that were measured, if any was. It sets off the limiter named ours, and its variants.
 //
 // The height of a bar is the square root of its share: on a plain scale a needle of 90 %
 // leaves nothing to be seen of a tail, on a logarithmic one a single spacing in ten thousand
 // looks like a habit.
-func (p Spacings) Draw(ours string) (Picture, error) {
+func (r *Report) DrawSpacings(p Spacings, ours string) error {
 	var rows []*plot.Plot
-	for i, r := range p.Rows {
-		one := plot.New()
-		one.Title.Text = fmt.Sprintf("%s: median error %s, %.3g %% closer than half an interval", r.Name,
-			ofTime(r.median(func(s measure.Spacing) float64 { return s.ErrorP50 })), r.median(func(s measure.Spacing) float64 { return s.Bunched }))
-		one.X.Min, one.X.Max, one.Y.Min, one.Y.Max = 0, measure.HistogramReach, 0, 1
-		one.HideY()
-		if i == len(p.Rows)-1 {
-			one.X.Label.Text = fmt.Sprintf("spacing ÷ interval of %s; the last bar holds all beyond. Height: the square root of the share", ofTime(1e9/p.Rate))
-		} else {
-			one.X.Tick.Marker = plot.ConstantTicks(nil)
+	for _, limiter := range p.Limiters {
+		name := p.Line(limiter)
+		rounds := slices.DeleteFunc(slices.Clone(r.Lines), func(l Line) bool { return l.Name != name })
+		if len(rounds) == 0 {
+			continue
 		}
-		bunched, even := r.bars()
+		one := plot.New()
+		one.Title.Text = fmt.Sprintf("%s: median error %s, %.3g %% closer than half an interval",
+			limiter, ofTime(Median(rounds, name, "err-p50-ns")), Median(rounds, name, "bunched-%"))
+		one.X.Min, one.X.Max, one.Y.Min, one.Y.Max = 0, (measure.HistogramBars-1)*measure.BarWidth, 0, 1
+		one.HideY()
+		one.X.Tick.Marker = plot.ConstantTicks(nil)
+		bunched, even := bars(rounds)
 		for _, bars := range []struct {
 			bins   []plotter.HistogramBin
 			colour color.Color
-		}{{bunched, badColour}, {even, colourOf(r.Name, ours, 0)}} {
+		}{{bunched, badColour}, {even, colourOf(limiter, ours, 0)}} {
 			if len(bars.bins) > 0 {
 				one.Add(&plotter.Histogram{Bins: bars.bins, Width: bars.bins[0].Max - bars.bins[0].Min, FillColor: bars.colour})
 			}
 		}
 		rows = append(rows, one)
 	}
-	return picture(p.Name, p.Title, p.Caption, rows, 80)
-}
-
-func (r SpacingsRow) median(figure func(measure.Spacing) float64) float64 {
-	var values []float64
-	for _, round := range r.Rounds {
-		values = append(values, figure(round.Spacing))
+	if len(rows) > 0 {
+		last := rows[len(rows)-1]
+		last.X.Tick.Marker = plot.DefaultTicks{}
+		last.X.Label.Text = fmt.Sprintf("spacing ÷ interval of %s; the last bar holds all beyond. Height: the square root of the share", ofTime(1e9/p.Rate))
 	}
-	return measure.Quantile(values, 0.5)
+	return r.draw(p.Name, p.Title, p.Caption, rows, 80)
 }
 
-// bars returns the histogram as shares: what lies below half an interval, and the rest. Two
-// bins are one bar whose middle is a multiple of its width, so that a needle at 1 is one bar,
-// and not two at either side of 1; the first and the last bin stand alone.
-func (r SpacingsRow) bars() (bunched, even []plotter.HistogramBin) {
-	counts, all := make([]float64, measure.HistogramBins/2+1), 0.
-	for _, round := range r.Rounds {
-		within := 0
+// bars returns the histogram as shares: what lies below half an interval, and the rest.
+func bars(rounds []Line) (bunched, even []plotter.HistogramBin) {
+	counts, all := make([]float64, measure.HistogramBars), 0.
+	for _, round := range rounds {
 		for i, n := range round.Histogram {
-			counts[(i+1)/2] += float64(n)
-			within += n
+			counts[i] += float64(n)
+			all += float64(n)
 		}
-		beyond := max(0, round.Departures-within)
-		counts[len(counts)-1] += float64(beyond)
-		all += float64(within + beyond)
 	}
-	const width = 2. * measure.HistogramReach / measure.HistogramBins
 	for i, n := range counts {
-		middle := float64(i) * width
-		bin := plotter.HistogramBin{Min: middle - width/2, Max: middle + width/2, Weight: math.Sqrt(n / max(1, all))}
+		middle := float64(i) * measure.BarWidth
+		bin := plotter.HistogramBin{Min: middle - measure.BarWidth/2, Max: middle + measure.BarWidth/2, Weight: math.Sqrt(n / max(1, all))}
 		if middle < 0.5 {
 			bunched = append(bunched, bin)
 		} else {
@@ -129,59 +115,51 @@ type Bars struct {
 
 // A Panel has a group of bars for each setting, in which each limiter has one.
 type Panel struct {
-	Title, Axis string
-	Settings    []string
-	Rows        []Row
+	Title, Axis        string
+	Settings, Limiters []string
+	// Figure returns the figure of a limiter in the i-th setting; [measure.Unknown] where there is none.
+	Figure func(limiter string, i int) float64
 }
 
-// A Row has the figures of a limiter, one for each setting; [measure.Unknown] where there is none.
-type Row struct {
-	Name   string
-	Values []float64
-}
-
-// Measured reports whether any figure of the panel is known.
-func (p Panel) Measured() bool {
-	return slices.ContainsFunc(p.Rows, func(r Row) bool { return slices.ContainsFunc(r.Values, measure.Known) })
-}
-
-// Draw sets off the limiter named ours, and its variants. It fails if there are no panels.
-func (b Bars) Draw(ours string) (Picture, error) {
+// DrawBars adds a picture of those panels of which a figure is known, if there are any. It sets off the limiter named ours, and its variants.
+func (r *Report) DrawBars(b Bars, ours string) error {
 	var panels []*plot.Plot
-	for i, panel := range b.Panels {
-		one := plot.New()
+	for _, panel := range b.Panels {
+		one, measured := plot.New(), false
 		one.Title.Text, one.Y.Label.Text, one.Y.Min = panel.Title, panel.Axis, 0
 		one.NominalX(panel.Settings...)
 		one.Legend.Top, one.Legend.XOffs, one.Legend.Padding = true, vg.Points(120), vg.Points(3)
 		one.Legend.TextStyle.Font.Size = vg.Points(9)
-		width := vg.Points(460 / float64(max(1, len(panel.Settings)*(len(panel.Rows)+1))))
-		for j, r := range panel.Rows {
-			values := make(plotter.Values, len(r.Values))
-			for k, v := range r.Values {
-				if measure.Known(v) {
-					values[k] = v
+		width := vg.Points(460 / float64(max(1, len(panel.Settings)*(len(panel.Limiters)+1))))
+		for j, limiter := range panel.Limiters {
+			values := make(plotter.Values, len(panel.Settings))
+			for k := range values {
+				if v := panel.Figure(limiter, k); measure.Known(v) {
+					values[k], measured = v, true
 				}
 			}
 			chart, err := plotter.NewBarChart(values, width)
 			if err != nil {
-				return Picture{}, err
+				return err
 			}
-			chart.Color, chart.LineStyle.Width = colourOf(r.Name, ours, j), 0
-			chart.Offset = width * vg.Length(float64(j)-float64(len(panel.Rows)-1)/2)
+			chart.Color, chart.LineStyle.Width = colourOf(limiter, ours, j), 0
+			chart.Offset = width * vg.Length(float64(j)-float64(len(panel.Limiters)-1)/2)
 			one.Add(chart)
-			if i == 0 {
-				one.Legend.Add(r.Name+"  ", chart) // Browsers have wider letters than the library reckons with.
+			if len(panels) == 0 {
+				one.Legend.Add(limiter+"  ", chart) // Browsers have wider letters than the library reckons with.
 			}
 		}
-		panels = append(panels, one)
+		if measured {
+			panels = append(panels, one)
+		}
 	}
-	return picture(b.Name, b.Title, b.Caption, panels, 150)
+	return r.draw(b.Name, b.Title, b.Caption, panels, 150)
 }
 
-// picture puts plots one below the other, each of the height, under a title.
-func picture(name, title, caption string, plots []*plot.Plot, height float64) (Picture, error) {
+// draw adds a picture of plots one below the other, each of the height, under a title. Without plots there is none.
+func (r *Report) draw(name, title, caption string, plots []*plot.Plot, height float64) error {
 	if len(plots) == 0 {
-		return Picture{}, fmt.Errorf("the picture %q has nothing to show", name)
+		return nil
 	}
 	const head, foot, perLine = 30, 34, 160
 	canvas := vgsvg.New(vg.Points(720), vg.Points(head+foot+height*float64(len(plots))))
@@ -208,7 +186,8 @@ func picture(name, title, caption string, plots []*plot.Plot, height float64) (P
 	}
 	var svg bytes.Buffer
 	_, err := canvas.WriteTo(&svg)
-	return Picture{Name: name, SVG: svg.Bytes()}, err
+	r.Pictures = append(r.Pictures, Picture{name, svg.Bytes()})
+	return err
 }
 
 // ofTime writes a time given in nanoseconds.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,8 +42,9 @@ type Picture struct {
 // such as "Spacing/limiter=shaper/rate=1000", so that benchstat takes them for samples of
 // one benchmark.
 type Line struct {
-	Name    string
-	Figures []Figure
+	Name      string
+	Figures   []Figure
+	Histogram []int // for a picture, if the line has one
 }
 
 // A Figure is a value with its unit.
@@ -51,37 +53,64 @@ type Figure struct {
 	Unit  string
 }
 
-// Lines returns a line for each round. A round is a struct: of its fields, and the fields of
-// structs in it, each float64, int or duration with a tag such as `unit:"err-p50-ns"` is a figure of
-// the line, unless it is not known.
-func Lines[T any](name string, rounds []T) []Line {
-	var lines []Line
-	for _, round := range rounds {
-		if figures := figuresOf(reflect.ValueOf(round)); len(figures) > 0 {
-			lines = append(lines, Line{name, figures})
-		}
+// LineOf returns the line of a struct: of its fields, and the fields of structs in it, each float64, int or
+// duration with a tag such as `unit:"err-p50-ns"` is a figure, unless it is not known.
+func LineOf(name string, found any) Line {
+	line := Line{Name: name, Figures: figuresOf(reflect.ValueOf(found))}
+	if spacing, has := found.(interface{ Histogram() []int }); has {
+		line.Histogram = spacing.Histogram()
 	}
-	return lines
+	return line
 }
 
-func figuresOf(round reflect.Value) []Figure {
+func figuresOf(found reflect.Value) []Figure {
 	var all []Figure
-	for i := range round.NumField() {
-		field, value := round.Type().Field(i), 0.0
+	for i := range found.NumField() {
+		field, value := found.Type().Field(i), 0.0
 		switch field.Type.Kind() {
 		case reflect.Struct:
-			all = append(all, figuresOf(round.Field(i))...)
+			all = append(all, figuresOf(found.Field(i))...)
 			continue
 		case reflect.Float64:
-			value = round.Field(i).Float()
+			value = found.Field(i).Float()
 		case reflect.Int, reflect.Int64:
-			value = float64(round.Field(i).Int())
+			value = float64(found.Field(i).Int())
 		}
 		if unit := field.Tag.Get("unit"); unit != "" && measure.Known(value) {
 			all = append(all, Figure{value, unit})
 		}
 	}
 	return all
+}
+
+// Beyond adds to lines by how much one of their figures is beyond the same figure of a bare case, such as a goroutine
+// without a limiter, in the same round. of returns the name of the bare case of a line, and by what the difference is divided.
+func Beyond(lines []Line, unit, as string, of func(name string) (bare string, per float64)) {
+	rounds := map[string][]float64{}
+	for _, l := range lines {
+		rounds[l.Name] = append(rounds[l.Name], l.figure(unit))
+	}
+	seen := map[string]int{}
+	for i, l := range lines {
+		round := seen[l.Name]
+		seen[l.Name]++
+		bare, per := of(l.Name)
+		if round >= len(rounds[bare]) {
+			continue
+		}
+		if beyond := (l.figure(unit) - rounds[bare][round]) / per; measure.Known(beyond) {
+			lines[i].Figures = append(l.Figures, Figure{beyond, as})
+		}
+	}
+}
+
+// figure returns the figure with that unit, which is [measure.Unknown] if there is none.
+func (l Line) figure(unit string) float64 {
+	at := slices.IndexFunc(l.Figures, func(f Figure) bool { return f.Unit == unit })
+	if at < 0 {
+		return measure.Unknown
+	}
+	return l.Figures[at].Value
 }
 
 // summed are figures of lines by name and unit, with a space between them.
@@ -156,9 +185,7 @@ func (r Results) Goals() string {
 	for _, one := range r.Reports {
 		figures := sumUp(one.Lines)
 		for _, g := range one.Goals {
-			if row, measured := g.judge(figures); measured {
-				t.rows = append(t.rows, row)
-			}
+			t.rows = append(t.rows, g.judge(figures)...)
 		}
 	}
 	if len(t.rows) == 0 {

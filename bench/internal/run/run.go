@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/gob"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,10 +15,10 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
@@ -33,8 +32,27 @@ type Experiment struct {
 	Note  string // how it measures, and its pitfalls
 	Goals []report.Goal
 	Needs []Program // It can't do without them. They are looked for before anything is measured.
-	// Measure returns lines and pictures, and with an error those that it has nevertheless.
+
+	// Groups returns what is measured, in a child process each.
+	Groups func(Options) []Group
+	// Conclude adds to the lines that were measured what follows from several of them, and pictures. nil: nothing.
+	Conclude func(*report.Report, Options) error
+	// Measure takes the place of both. It returns lines and pictures, and with an error those that it has nevertheless.
 	Measure func(context.Context, Options) (report.Report, error)
+}
+
+// Run measures the experiment. With an error it returns what it has nevertheless.
+func (e Experiment) Run(ctx context.Context, o Options) (r report.Report, err error) {
+	if e.Measure != nil {
+		r, err = e.Measure(ctx, o)
+	} else {
+		r.Lines, err = Take(ctx, o, InChild(o), e.Groups(o)...)
+		if e.Conclude != nil {
+			err = errors.Join(err, e.Conclude(&r, o))
+		}
+	}
+	r.Name, r.What, r.Note, r.Goals = e.Name, e.What, e.Note+r.Note, e.Goals
+	return r, err
 }
 
 // A Program is one that an experiment runs, and how to get it.
@@ -71,157 +89,147 @@ func (o Options) Times(byItself, quick int) int {
 	return byItself
 }
 
-// A Case is one of the cases that are compared. Its name is the name of its benchmark lines,
-// such as "Spacing/limiter=shaper/rate=1000".
-type Case[In any] struct {
-	Name   string
-	Input  In
-	Rounds int // it is measured in the first so many rounds
+// A Case is one of the cases that are compared.
+type Case struct {
+	Name    string // of its benchmark lines, or how their names begin, such as "Spacing/limiter=shaper/rate=1000"
+	Rounds  int    // it is measured in the first so many rounds
+	Measure func(context.Context) ([]report.Line, error)
 }
 
-// A Result is a case with the outcome of each of its rounds.
-type Result[In, Out any] struct {
-	Case[In]
-	Found []Out // by round
-}
-
-// Lines returns the benchmark lines of all results.
-func Lines[In, Out any](results []Result[In, Out]) (lines []report.Line) {
-	for _, r := range results {
-		lines = append(lines, report.Lines(r.Name, r.Found)...)
-	}
-	return lines
-}
-
-// DrawSpacings adds a picture of how spacings spread to a report, with a row for each result that is
-// drawn under a name. Without any there is no picture.
-func DrawSpacings[In, Out any](r *report.Report, p report.Spacings, ours string, results []Result[In, Out], drawn func(In) (name string, is bool), spread func(Out) measure.Spread) error {
-	for _, one := range results {
-		name, is := drawn(one.Input)
-		if !is {
-			continue
+// One returns a case with one line. Its figures are the fields of what measure finds.
+func One[Out any](name string, rounds int, measure func(context.Context) (Out, error)) Case {
+	return Case{name, rounds, func(ctx context.Context) ([]report.Line, error) {
+		found, err := measure(ctx)
+		if err != nil {
+			return nil, err
 		}
-		row := report.SpacingsRow{Name: name}
-		for _, found := range one.Found {
-			row.Rounds = append(row.Rounds, spread(found))
-		}
-		p.Rows = append(p.Rows, row)
-	}
-	if len(p.Rows) == 0 {
-		return nil
-	}
-	picture, err := p.Draw(ours)
-	r.Pictures = append(r.Pictures, picture)
-	return err
+		return []report.Line{report.LineOf(name, found)}, nil
+	}}
 }
 
-// TimingLines returns a line for each number of goroutines and each round.
-func TimingLines(name string, goroutines []int, rounds [][]measure.Timing) (lines []report.Line) {
-	for g, n := range goroutines {
-		var timings []measure.Timing
-		for _, round := range rounds {
-			timings = append(timings, round[g])
+// Timed returns a line for each of the numbers of goroutines that make a call: each makes the call of one of them.
+func Timed(name string, goroutines []int, each func() func() bool, batch time.Duration) (lines []report.Line, err error) {
+	for _, n := range goroutines {
+		found, err := measure.TimeCalls(each, n, batch)
+		if err != nil {
+			return nil, fmt.Errorf("%d goroutines: %w", n, err)
 		}
-		lines = append(lines, report.Lines(fmt.Sprintf("%s/goroutines=%d", name, n), timings)...)
+		lines = append(lines, report.LineOf(fmt.Sprintf("%s/goroutines=%d", name, n), found))
 	}
-	return lines
+	return lines, nil
 }
 
-// InTurns measures the cases of each group in interleaved rounds: what disturbs the machine
-// for a while disturbs all of them alike. Another case begins in each round. A case that
-// fails is measured once more, as a machine that stands still can make that happen. If it
-// fails again it costs only its own results: InTurns returns the others, in the order of the
-// cases, with the error.
-func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), groups ...[]Case[In]) ([]Result[In, Out], error) {
-	var results []Result[In, Out]
+// A Group is cases that are measured in interleaved rounds: what disturbs the machine for a while disturbs all of them
+// alike. Another case begins in each round.
+type Group struct {
+	Cases []Case
+	// AtOnce is for cases that wait for the clock, and leave the processors to one another: a round of all takes
+	// place at the same time.
+	AtOnce bool
+}
+
+// Take measures the cases of one group after the other. A case that fails is measured once more, as a machine that
+// stands still can make that happen. If it fails again it costs only its own results: Take returns the others, in the
+// order of the cases, with the error.
+func Take(ctx context.Context, o Options, take func(context.Context, Case) ([]report.Line, error), groups ...Group) (lines []report.Line, err error) {
 	var failed []error
-	for _, cases := range groups {
-		found, errs := make([][]Out, len(cases)), make([]error, len(cases))
-		for round, more := 0, true; more; round++ {
-			more = false
-			for i := range cases {
-				i = (i + round) % len(cases)
-				c := cases[i]
-				if round >= c.Rounds {
-					continue
+	for _, g := range groups {
+		found, errs := make([][]report.Line, len(g.Cases)), make([]error, len(g.Cases))
+		one := func(i, round int) {
+			c := g.Cases[i]
+			if round >= c.Rounds || errs[i] != nil || ctx.Err() != nil {
+				return
+			}
+			o.Logf("%s, round %d of %d", c.Name, round+1, c.Rounds)
+			more, err := take(ctx, c)
+			if err != nil && ctx.Err() == nil {
+				o.Logf("%s is measured once more: %v", c.Name, err)
+				more, err = take(ctx, c)
+			}
+			if err != nil {
+				errs[i] = fmt.Errorf("%s: %w", c.Name, err)
+			}
+			found[i] = append(found[i], more...)
+		}
+		rounds := 0
+		for _, c := range g.Cases {
+			rounds = max(rounds, c.Rounds)
+		}
+		for round := range rounds {
+			var all sync.WaitGroup
+			for i := range g.Cases {
+				i = (i + round) % len(g.Cases)
+				if g.AtOnce {
+					all.Go(func() { one(i, round) })
+				} else {
+					one(i, round)
 				}
-				more = more || round+1 < c.Rounds
-				o.Logf("%s, round %d of %d", c.Name, round+1, c.Rounds)
-				if errs[i] != nil {
-					continue
-				}
-				one, err := takeTwice(ctx, o, take, c)
-				if ctx.Err() != nil {
-					return nil, errors.Join(err, ctx.Err())
-				}
-				found[i], errs[i] = append(found[i], one), err
+			}
+			all.Wait()
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		for i := range g.Cases {
+			if errs[i] == nil {
+				lines = append(lines, found[i]...)
 			}
 		}
-		results = append(results, conclude(cases, found, errs)...)
 		failed = append(failed, errs...)
 	}
-	return results, errors.Join(failed...)
+	return lines, errors.Join(failed...)
 }
 
-// takeTwice measures a case once more if it fails.
-func takeTwice[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), c Case[In]) (Out, error) {
-	one, err := take(ctx, c.Input)
-	if err != nil && ctx.Err() == nil {
-		o.Logf("%s is measured once more: %v", c.Name, err)
-		one, err = take(ctx, c.Input)
+// Here measures a case in this process.
+func Here(ctx context.Context, c Case) ([]report.Line, error) { return c.Measure(ctx) }
+
+// InChild returns a function that measures a case in a child process of its own: what one leaves behind in the heap, the
+// timers or the scheduler is not the next one's, and CPU time and memory are its own.
+func InChild(o Options) func(context.Context, Case) ([]report.Line, error) {
+	return func(ctx context.Context, c Case) ([]report.Line, error) {
+		return caseChild.Take(ctx, caseInput{c.Name, o.Quick})
 	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", c.Name, err)
-	}
-	return one, err
 }
 
-// AtOnce measures all cases at the same time, once: it is for those that wait for the clock,
-// and leave the processors to one another. Those that fail are measured once more, as
-// [InTurns] does.
-func AtOnce[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), cases []Case[In]) ([]Result[In, Out], error) {
-	o.Logf("%d cases at once", len(cases))
-	found, errs := make([][]Out, len(cases)), make([]error, len(cases))
-	var all sync.WaitGroup
-	for i, c := range cases {
-		all.Go(func() {
-			one, err := takeTwice(ctx, o, take, c)
-			found[i], errs[i] = []Out{one}, err
-		})
-	}
-	all.Wait()
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	return conclude(cases, found, errs), errors.Join(errs...)
+// A caseInput names a case. The child finds its measurement, as it has the same experiments.
+type caseInput struct {
+	Name  string
+	Quick bool
 }
 
-// conclude makes results of the cases that did not fail.
-func conclude[In, Out any](cases []Case[In], found [][]Out, errs []error) []Result[In, Out] {
-	var results []Result[In, Out]
-	for i, c := range cases {
-		if errs[i] == nil && len(found[i]) > 0 {
-			results = append(results, Result[In, Out]{c, found[i]})
+// experiments are those of this program. [Child] sets them.
+var experiments []Experiment
+
+var caseChild = NewChild("case", func(in caseInput) ([]report.Line, error) {
+	for _, e := range experiments {
+		if e.Groups == nil {
+			continue
 		}
-	}
-	return results
-}
-
-// Beyond is for figures that stand beside the figures of a bare case, such as a goroutine
-// without a limiter. isBare tells which case is the bare one of another. For each result
-// Beyond calls subtract with each round of both.
-func Beyond[In, Out any](results []Result[In, Out], isBare func(bare, of In) bool, subtract func(bare Out, from *Out)) []Result[In, Out] {
-	for _, r := range results {
-		for _, bare := range results {
-			if !isBare(bare.Input, r.Input) {
-				continue
-			}
-			for round := range min(len(r.Found), len(bare.Found)) {
-				subtract(bare.Found[round], &r.Found[round])
+		for _, g := range e.Groups(Options{Quick: in.Quick}) {
+			for _, c := range g.Cases {
+				if c.Name == in.Name {
+					return c.Measure(context.Background())
+				}
 			}
 		}
 	}
-	return results
+	return nil, fmt.Errorf("no case is named %q", in.Name)
+})
+
+// InTest returns a function that measures in a test, because package synctest works in tests alone. It is for a
+// child process, which it makes a test program whose only test never ends.
+func InTest[Out any](measure func(*testing.T) Out) func(context.Context) (Out, error) {
+	return func(context.Context) (found Out, err error) {
+		measured := make(chan struct{})
+		test := testing.InternalTest{Name: "Measurement", F: func(t *testing.T) {
+			found = measure(t)
+			close(measured)
+			select {} // The process would end with the test.
+		}}
+		go testing.Main(func(_, _ string) (bool, error) { return true, nil }, []testing.InternalTest{test}, nil, nil)
+		<-measured
+		return found, nil
+	}
 }
 
 // childVariable makes this program a child process. Its value is the name under which the task of
@@ -240,9 +248,10 @@ func Register(name string, work func(in io.Reader, out io.Writer) error) {
 	children[name] = work
 }
 
-// Child does the work of a child process and ends it, if this process is one.
-// main calls it first; of tests [Tests] does, as a test binary is its own child.
-func Child() {
+// Child does the work of a child process and ends it, if this process is one. main calls it first, with the
+// experiments whose cases are measured; of tests [Tests] does, as a test binary is its own child.
+func Child(all ...Experiment) {
+	experiments = all
 	name, is := os.LookupEnv(childVariable)
 	if !is {
 		return
@@ -262,8 +271,8 @@ func Child() {
 }
 
 // Tests runs the tests of a package and ends the process, or does the work of a child: it is for TestMain.
-func Tests(m interface{ Run() int }) {
-	Child()
+func Tests(m interface{ Run() int }, all ...Experiment) {
+	Child(all...)
 	os.Exit(m.Run())
 }
 
@@ -278,35 +287,32 @@ func Command(ctx context.Context, name string) (*exec.Cmd, error) {
 	return child, nil
 }
 
-// A Measurement is taken in a child process of its own: what one leaves behind
-// in the heap, the timers or the scheduler is not the next one's, and CPU time
-// and memory are its own. [NewMeasurement] makes one.
-type Measurement[In, Out any] string
+// A ChildProcess does the work that was registered under its name. [NewChild] makes one.
+type ChildProcess[In, Out any] string
 
-// NewMeasurement registers a measurement under a name. It belongs into a package
-// variable, so that the child process has it too.
-func NewMeasurement[In, Out any](name string, measure func(In) (Out, error)) Measurement[In, Out] {
+// NewChild registers work under a name. It belongs into a package variable, so that the child process has it too.
+func NewChild[In, Out any](name string, work func(In) (Out, error)) ChildProcess[In, Out] {
 	Register(name, func(in io.Reader, out io.Writer) error {
 		var input In
 		if err := gob.NewDecoder(in).Decode(&input); err != nil {
 			return err
 		}
-		found, err := measure(input)
+		found, err := work(input)
 		if err != nil {
 			return err
 		}
 		return gob.NewEncoder(out).Encode(found)
 	})
-	return Measurement[In, Out](name)
+	return ChildProcess[In, Out](name)
 }
 
-// Take measures in a child process. The end of ctx ends the child.
-func (m Measurement[In, Out]) Take(ctx context.Context, in In) (found Out, err error) {
+// Take lets a child process do its work. The end of ctx ends the child.
+func (p ChildProcess[In, Out]) Take(ctx context.Context, in In) (found Out, err error) {
 	var input, output, complaint bytes.Buffer
 	if err := gob.NewEncoder(&input).Encode(in); err != nil {
 		return found, err
 	}
-	child, err := Command(ctx, string(m))
+	child, err := Command(ctx, string(p))
 	if err != nil {
 		return found, err
 	}
@@ -316,50 +322,6 @@ func (m Measurement[In, Out]) Take(ctx context.Context, in In) (found Out, err e
 	}
 	err = gob.NewDecoder(&output).Decode(&found)
 	return found, err
-}
-
-// resultsIn is the name of the variable that names the file for the results of a test, and atLength the
-// name of the one that is 1 if the test is to measure for as long as an experiment does.
-const resultsIn, atLength = "BENCH_RESULTS", "BENCH_AT_LENGTH"
-
-// InVirtualTime runs a test that measures, because package synctest works in tests alone, and returns
-// the lines that the test gives to [WriteResults].
-func InVirtualTime(ctx context.Context, o Options, test, pkg string) (lines []report.Line, err error) {
-	dir, err := os.MkdirTemp("", "bench-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "results.json")
-	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-run", "^"+test+"$", pkg)
-	cmd.Env = append(os.Environ(), resultsIn+"="+file)
-	if !o.Quick {
-		cmd.Env = append(cmd.Env, atLength+"=1")
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%w: %s", err, out)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	return lines, json.Unmarshal(text, &lines)
-}
-
-// AtLength reports whether a test is to measure for longer than it needs by itself, and than -quick does.
-func AtLength() bool { return os.Getenv(atLength) == "1" }
-
-// WriteResults hands the lines of a test to [InVirtualTime], if it runs the test.
-func WriteResults(lines []report.Line) error {
-	file := os.Getenv(resultsIn)
-	if file == "" {
-		return nil
-	}
-	text, err := json.Marshal(lines)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, text, 0o644)
 }
 
 // Sleep ends with the context.

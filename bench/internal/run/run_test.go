@@ -6,132 +6,131 @@ import (
 	"errors"
 	"io"
 	"log"
-	"math"
 	"net"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 )
 
-func TestMain(m *testing.M) { Tests(m) }
+func TestMain(m *testing.M) { Tests(m, self) }
 
 type pace struct {
-	PID  float64
-	Time float64 `unit:"ns"`
+	PID  float64       `unit:"pid"`
+	Time time.Duration `unit:"ns"`
 }
 
-var (
-	measurePace = NewMeasurement("pace", func(in string) (pace, error) {
-		if in == "nobody" {
-			return pace{}, errors.New("nobody is there")
-		}
-		return pace{PID: float64(os.Getpid()), Time: math.NaN()}, nil
-	})
-	measureForEver = NewMeasurement("for-ever", func(int) (int, error) {
-		time.Sleep(time.Hour)
-		return 0, nil
-	})
-	measureNothing = Measurement[int, int]("nothing")
-)
-
-func TestAMeasurementIsTakenInAChildProcess(t *testing.T) {
-	found, err := measurePace.Take(t.Context(), "somebody")
-	require.NoError(t, err)
-	require.NotEqual(t, float64(os.Getpid()), found.PID)
-	require.True(t, math.IsNaN(found.Time), "what is not known comes back as such")
+// self is an experiment of this test program.
+var self = Experiment{
+	Name: "self", What: "itself", Note: "It tells who measures.",
+	Groups: func(o Options) []Group {
+		here := func(context.Context) (pace, error) { return pace{PID: float64(os.Getpid())}, nil }
+		return []Group{{Cases: []Case{
+			One("Self", 2, here),
+			One("Virtual", 1, InTest(func(t *testing.T) (found pace) {
+				synctest.Test(t, func(*testing.T) {
+					start := time.Now()
+					time.Sleep(time.Hour)
+					found.Time = time.Since(start)
+				})
+				return found
+			})),
+			One("Nobody", 1, func(context.Context) (pace, error) { return pace{}, errors.New("nobody is there") }),
+		}}}
+	},
+	Conclude: func(r *report.Report, _ Options) error { r.Note = " All have been measured."; return nil },
 }
 
-func TestAMeasurementThatFailsSaysWhy(t *testing.T) {
-	_, err := measurePace.Take(t.Context(), "nobody")
-	require.EqualError(t, err, "exit status 1: nobody is there")
-	_, err = measureNothing.Take(t.Context(), 1)
+func TestEachCaseIsMeasuredInAChildProcess(t *testing.T) {
+	var said bytes.Buffer
+	r, err := self.Run(t.Context(), Options{Log: log.New(&said, "", 0)})
+	require.EqualError(t, err, "Nobody: exit status 1: nobody is there", "it costs only its own results")
+	require.Contains(t, said.String(), "Nobody is measured once more: exit status 1: nobody is there\n")
+	require.Len(t, r.Lines, 3)
+	require.Equal(t, "Self", r.Lines[1].Name)
+	require.NotEqual(t, float64(os.Getpid()), report.Median(r.Lines[:1], "Self", "pid"))
+	require.Equal(t, float64(time.Hour), report.Median(r.Lines, "Virtual", "ns"))
+	require.Equal(t, "It tells who measures. All have been measured.", r.Note)
+}
+
+var forEver = NewChild("for-ever", func(int) (int, error) {
+	time.Sleep(time.Hour)
+	return 0, nil
+})
+
+func TestAChildThatIsNotKnownSaysSo(t *testing.T) {
+	_, err := ChildProcess[int, int]("nothing").Take(t.Context(), 1)
 	require.ErrorContains(t, err, `no child process is named "nothing"`)
-	require.Panics(t, func() { Register("pace", func(io.Reader, io.Writer) error { return nil }) })
+	_, err = InChild(Options{})(t.Context(), Case{Name: "Nothing"})
+	require.ErrorContains(t, err, `no case is named "Nothing"`)
+	require.Panics(t, func() { Register("for-ever", func(io.Reader, io.Writer) error { return nil }) })
 }
 
 func TestAnInterruptEndsTheChild(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	time.AfterFunc(200*time.Millisecond, interrupt)
-	_, err := measureForEver.Take(ctx, 0)
+	_, err := forEver.Take(ctx, 0)
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// Each case appends its input, so that the order is seen.
+// Each case appends its name, so that the order is seen.
 func TestCasesTakeTurnsAndAnotherBeginsEachRound(t *testing.T) {
-	var order string
-	take := func(_ context.Context, in string) (pace, error) {
-		order += in
-		return pace{Time: float64(len(order))}, nil
+	order := ""
+	of := func(name string, rounds int) Case {
+		return One(name, rounds, func(context.Context) (pace, error) {
+			order += name
+			return pace{Time: time.Duration(len(order))}, nil
+		})
 	}
-	cases := []Case[string]{{"A", "a", 3}, {"B", "b", 3}, {"C", "c", 3}, {"D", "d", 1}}
-	results, err := InTurns(t.Context(), Options{}, take, cases, []Case[string]{{"E", "e", 2}})
+	lines, err := Take(t.Context(), Options{}, Here, Group{Cases: []Case{of("a", 3), of("b", 3), of("c", 3), of("d", 1)}}, Group{Cases: []Case{of("e", 2)}})
 	require.NoError(t, err)
 	require.Equal(t, "abcd"+"bca"+"cab"+"ee", order)
-	require.Len(t, results, 5)
-	require.Equal(t, []pace{{Time: 1}, {Time: 7}, {Time: 9}}, results[0].Found)
-	lines := Lines(results)
 	require.Len(t, lines, 12)
-	require.Equal(t, "A", lines[0].Name)
+	for i, at := range []float64{1, 7, 9} {
+		require.Equal(t, at, report.Median(lines[i:i+1], "a", "ns"))
+	}
 }
 
-func TestACaseThatFailsCostsOnlyItsOwnResults(t *testing.T) {
-	calls := 0
-	take := func(_ context.Context, in string) (pace, error) {
-		if in == "bad" {
-			calls++
-			return pace{}, errors.New("lost")
-		}
-		return pace{Time: 1}, nil
-	}
-	cases := []Case[string]{{"Bad", "bad", 2}, {"Good", "good", 2}}
-	results, err := InTurns(t.Context(), Options{}, take, cases)
-	require.EqualError(t, err, "Bad: lost")
-	require.Equal(t, 2, calls, "it is measured once more, in one round")
-	require.Len(t, results, 1)
-	require.Equal(t, "Good", results[0].Name)
-	results, err = AtOnce(t.Context(), Options{}, take, cases)
-	require.EqualError(t, err, "Bad: lost")
-	require.Len(t, results, 1)
+// With one of them waiting for the other, each by itself would never end.
+func TestCasesAreMeasuredAtOnce(t *testing.T) {
+	meet := make(chan struct{})
+	lines, err := Take(t.Context(), Options{}, Here, Group{AtOnce: true, Cases: []Case{
+		One("a", 1, func(context.Context) (pace, error) { <-meet; return pace{}, nil }),
+		One("b", 1, func(context.Context) (pace, error) { meet <- struct{}{}; return pace{}, nil }),
+	}})
+	require.NoError(t, err)
+	require.Len(t, lines, 2)
 }
 
 func TestACaseThatFailsOnceIsMeasuredOnceMore(t *testing.T) {
-	failed := false
-	take := func(context.Context, string) (pace, error) {
-		if !failed {
-			failed = true
+	calls := 0
+	lines, err := Take(t.Context(), Options{}, Here, Group{Cases: []Case{One("a", 2, func(context.Context) (pace, error) {
+		if calls++; calls == 1 {
 			return pace{}, errors.New("lost")
 		}
-		return pace{Time: 1}, nil
-	}
-	var said bytes.Buffer
-	o := Options{Log: log.New(&said, "", 0)}
-	cases := []Case[string]{{"A", "a", 2}}
-	results, err := InTurns(t.Context(), o, take, cases)
+		return pace{}, nil
+	})}})
 	require.NoError(t, err)
-	require.Len(t, results[0].Found, 2)
-	require.Contains(t, said.String(), "A is measured once more: lost\n")
-	failed = false
-	said.Reset()
-	results, err = AtOnce(t.Context(), o, take, cases)
-	require.NoError(t, err)
-	require.Len(t, results[0].Found, 1)
-	require.Contains(t, said.String(), "A is measured once more: lost\n")
+	require.Len(t, lines, 2)
 }
 
 func TestAnInterruptEndsTheRounds(t *testing.T) {
-	ctx, interrupt := context.WithCancel(t.Context())
-	take := func(context.Context, int) (pace, error) { interrupt(); return pace{}, nil }
-	cases := []Case[int]{{"A", 1, 5}}
-	results, err := InTurns(ctx, Options{}, take, cases)
-	require.ErrorIs(t, err, context.Canceled)
-	require.Empty(t, results)
-	_, err = AtOnce(ctx, Options{}, take, cases)
-	require.ErrorIs(t, err, context.Canceled)
+	for _, atOnce := range []bool{false, true} {
+		ctx, interrupt := context.WithCancel(t.Context())
+		calls := 0
+		lines, err := Take(ctx, Options{}, Here, Group{AtOnce: atOnce, Cases: []Case{One("a", 5, func(context.Context) (pace, error) {
+			calls++
+			interrupt()
+			return pace{}, nil
+		})}})
+		require.ErrorIs(t, err, context.Canceled)
+		require.Empty(t, lines)
+		require.Equal(t, 1, calls)
+	}
 }
 
 func TestEachFreeAddressIsAnother(t *testing.T) {
@@ -146,21 +145,4 @@ func TestEachFreeAddressIsAnother(t *testing.T) {
 		require.True(t, at.IP.IsLoopback())
 		require.Less(t, at.Port, 32768, "no client gets it")
 	}
-}
-
-func TestTimingsAndSpacingsAreReported(t *testing.T) {
-	lines := TimingLines("Call", []int{1, 64}, [][]measure.Timing{{{Ns: 1}, {Ns: 2}}, {{Ns: 3}, {Ns: 4}}})
-	require.Len(t, lines, 4, "a line for each round")
-	require.Equal(t, "Call/goroutines=64", lines[3].Name)
-	require.Equal(t, report.Figure{Value: 4, Unit: "ns/call"}, lines[3].Figures[0])
-
-	all := []Result[string, measure.Spread]{{Case[string]{Input: "a"}, make([]measure.Spread, 2)}, {Case[string]{Input: "b"}, nil}}
-	itself := func(s measure.Spread) measure.Spread { return s }
-	var r report.Report
-	require.NoError(t, DrawSpacings(&r, report.Spacings{Name: "even"}, "a", all, func(in string) (string, bool) { return in, in == "a" }, itself))
-	require.Len(t, r.Pictures, 1)
-	require.Contains(t, string(r.Pictures[0].SVG), "a: median error")
-	require.NotContains(t, string(r.Pictures[0].SVG), "b: median error")
-	require.NoError(t, DrawSpacings(&r, report.Spacings{}, "a", all, func(string) (string, bool) { return "", false }, itself))
-	require.Len(t, r.Pictures, 1, "without rows there is none")
 }
