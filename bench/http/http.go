@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -340,6 +341,7 @@ func call(wanted callersInput) (opened int, err error) {
 		open = append(open, conn)
 	}
 	_, _ = io.Copy(io.Discard, open[0]) // It ends with an error where the server is killed.
+	runtime.KeepAlive(open)             // Otherwise a collection would close the others.
 	return len(open), nil
 }
 
