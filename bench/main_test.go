@@ -17,21 +17,29 @@ import (
 )
 
 // The binary of the tests is its own child too, as the program is.
-func TestMain(m *testing.M) { run.Tests(m, experiments()...) }
+func TestMain(m *testing.M) { run.Tests(m, fakes()...) }
 
 // fakes are quick to measure: the first finds something, the second fails.
 func fakes() []run.Experiment {
+	type found struct {
+		Rate float64 `unit:"rate"`
+	}
 	return []run.Experiment{
-		{Name: "pace", What: "how fast", Goals: []report.Goal{{What: "evenness", Ours: "Pace/who=ours rate", Least: 8}}, Measure: func(_ context.Context, o run.Options) (report.Report, error) {
-			o.Logf("1 of 1")
-			return report.Report{
-				Lines:    []report.Line{{Name: "Pace/who=ours", Figures: []report.Figure{{Value: 12, Unit: "rate"}}}},
-				Pictures: []report.Picture{{Name: "rate", SVG: []byte("<svg/>")}},
-			}, nil
-		}},
-		{Name: "broken", What: "nothing", Measure: func(context.Context, run.Options) (report.Report, error) {
-			return report.Report{}, errors.New("the machine is on fire")
-		}},
+		{
+			Name: "pace", What: "how fast", Goals: []report.Goal{{What: "evenness", Ours: "Pace/who=ours rate", Least: 8}},
+			Groups: func(run.Options) []run.Group {
+				return []run.Group{{Cases: []run.Case{run.One("Pace/who=ours", 1, func(*testing.T) found { return found{12} })}}}
+			},
+			Conclude: func(r *report.Report, _ run.Options) error {
+				r.Pictures = []report.Picture{{Name: "rate", SVG: []byte("<svg/>")}}
+				return nil
+			},
+		},
+		{
+			Name: "broken", What: "nothing",
+			Groups:   func(run.Options) []run.Group { return nil },
+			Conclude: func(*report.Report, run.Options) error { return errors.New("the machine is on fire") },
+		},
 	}
 }
 
@@ -49,7 +57,7 @@ func TestRunPrintsTablesAndGoalsAndWritesFiles(t *testing.T) {
 	require.Contains(t, stdout, "\n### Pace\n\n| who  | rate | rounds |\n| ---  | ---  | ---    |\n| ours | 12   | 1      |\n")
 	require.Contains(t, stdout, "\n## Goals\n\n| goal     | wanted     | found | reached |\n| ---      | ---        | ---   | ---     |\n| evenness | at least 8 | 12    | yes     |\n")
 	require.Contains(t, stdout, "results.md, results.bench.txt, rate.svg.\n")
-	require.Equal(t, "bench: 1 of 1\n", stderr)
+	require.Equal(t, "bench: Pace/who=ours, round 1 of 1\n", stderr)
 
 	tables, err := os.ReadFile(filepath.Join(folder, "results.md"))
 	require.NoError(t, err)
@@ -99,7 +107,7 @@ func TestTheRunEndsIfNothingReadsIt(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	var stderr bytes.Buffer
 	require.Equal(t, exitInterrupted, measureAll(ctx, fakes(), []string{"-out", ""}, output{w, end}, &stderr))
-	require.Equal(t, "bench: 1 of 1\nbench: interrupted, nothing written\n", stderr.String())
+	require.Equal(t, "bench: interrupted, nothing written\n", stderr.String())
 }
 
 func TestHelpAndListMeasureNothing(t *testing.T) {

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"testing"
 	"time"
 
 	"github.com/failsafe-go/failsafe-go/ratelimiter"
+	"github.com/stretchr/testify/require"
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
 
@@ -40,7 +42,7 @@ func groups(o run.Options) []run.Group {
 	}
 	var all []run.Case
 	for _, c := range calls {
-		all = append(all, run.Case{Name: c.name(), Rounds: o.Times(5, 3), Measure: func(context.Context) ([]report.Line, error) { return c.measure(batch) }})
+		all = append(all, run.Case{Name: c.name(), Rounds: o.Times(5, 3), Measure: func(t *testing.T) []report.Line { return c.measure(t, batch) }})
 	}
 	return []run.Group{{Cases: all}}
 }
@@ -113,13 +115,9 @@ func (c call) name() string {
 }
 
 // measure calls from each number of goroutines.
-func (c call) measure(batch time.Duration) ([]report.Line, error) {
-	call, stop, err := c.open()
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
-	return run.Timed(c.name(), goroutines, func() func() bool { return call }, batch)
+func (c call) measure(t *testing.T, batch time.Duration) []report.Line {
+	call := c.open(t)
+	return run.Timed(t, c.name(), goroutines, func() func() bool { return call }, batch)
 }
 
 // calls are everything that is compared, ours first, then in the order in
@@ -187,83 +185,75 @@ func saysWhen(err error) bool {
 
 // An opener makes a limiter in the state that the calls are to meet. The call reports whether it came
 // out as it should.
-type opener = func() (call func() bool, stop func(), err error)
+type opener = func(t *testing.T) (call func() bool)
 
 // contexts returns a context that could end, as any request's can, and one with a deadline that
 // lies before any departure at the slow rate.
-func contexts() (live, soon context.Context, cancel func()) {
-	live, cancelLive := context.WithCancel(context.Background())
-	soon, cancelSoon := context.WithTimeout(context.Background(), time.Hour)
-	return live, soon, func() { cancelLive(); cancelSoon() }
+func contexts(t *testing.T) (live, soon context.Context) {
+	soon, cancel := context.WithTimeout(t.Context(), time.Hour)
+	t.Cleanup(cancel)
+	return t.Context(), soon
 }
 
 // meetShaper makes a shaper whose burst is spent where it can be, with so many
 // callers in the line.
 func meetShaper(l shaper.Limits, waiting int, call func(s *shaper.Shaper, live, soon context.Context) bool) opener {
-	return func() (func() bool, func(), error) {
+	return func(t *testing.T) func() bool {
 		s := rivals.Must(shaper.New(l))
 		s.Allow()
 		line, err := measure.Gather(waiting, func(int) { _ = s.Wait(context.Background()) })
-		if err != nil {
-			return nil, nil, err
-		}
-		if n := s.Stats().Waiting; n != waiting {
-			return nil, nil, fmt.Errorf("%d wait in the line of the shaper, not %d", n, waiting)
-		}
-		live, soon, cancel := contexts()
-		return func() bool { return call(s, live, soon) }, func() {
-			cancel()
+		require.NoError(t, err)
+		require.Equal(t, waiting, s.Stats().Waiting, "so many wait in the line")
+		t.Cleanup(func() {
 			_ = s.Close()
 			line.All.Wait()
-		}, nil
+		})
+		live, soon := contexts(t)
+		return func() bool { return call(s, live, soon) }
 	}
 }
 
 func meetXTime(perSecond rate.Limit, burst int, call func(l *rate.Limiter, live, soon context.Context) bool) opener {
-	return func() (func() bool, func(), error) {
+	return func(t *testing.T) func() bool {
 		l := rate.NewLimiter(perSecond, burst)
 		l.Allow()
-		live, soon, cancel := contexts()
-		return func() bool { return call(l, live, soon) }, cancel, nil
+		live, soon := contexts(t)
+		return func() bool { return call(l, live, soon) }
 	}
 }
 
 // meetUber takes an interval of a nanosecond, with which no call ever waits.
 func meetUber(opts ...ratelimit.Option) opener {
-	return func() (func() bool, func(), error) {
+	return func(*testing.T) func() bool {
 		l := ratelimit.New(fastPerSecond, opts...)
-		return func() bool { return !l.Take().IsZero() }, func() {}, nil
+		return func() bool { return !l.Take().IsZero() }
 	}
 }
 
 type failsafeLimiter = ratelimiter.RateLimiter[any]
 
 func meetFailsafe(interval time.Duration, call func(l failsafeLimiter, live context.Context) bool) opener {
-	return func() (func() bool, func(), error) {
+	return func(t *testing.T) func() bool {
 		l := ratelimiter.NewSmoothWithMaxRate[any](interval)
 		l.TryAcquirePermit()
-		live, _, cancel := contexts()
-		return func() bool { return call(l, live) }, cancel, nil
+		live, _ := contexts(t)
+		return func() bool { return call(l, live) }
 	}
 }
 
 // meetSethvargo has one key, as the store has no call without. If calls are refused, they have to tell
 // when to come back.
 func meetSethvargo(b rivals.Bucket, leaves bool) opener {
-	return func() (func() bool, func(), error) {
-		live, _, cancel := contexts()
+	return func(t *testing.T) func() bool {
+		live, _ := contexts(t)
 		store := rivals.NewMemoryStore(b)
-		stop := func() {
-			cancel()
-			_ = store.Close(context.Background()) // It returns nil.
-		}
+		t.Cleanup(func() { require.NoError(t, store.Close(context.Background())) })
 		_, _, reset, _, err := store.Take(live, "key")
-		if err == nil && !leaves && !time.Unix(0, int64(reset)).After(time.Now()) {
-			err = errors.New("a refusal of sethvargo does not tell when to come back")
-		}
+		require.NoError(t, err)
+		require.True(t, leaves || time.Unix(0, int64(reset)).After(time.Now()), "a refusal tells when to come back")
 		return func() bool {
 			_, _, _, ok, err := store.Take(live, "key")
 			return err == nil && ok == leaves
-		}, stop, err
+		}
 	}
 }

@@ -339,7 +339,7 @@ type costFound struct {
 }
 
 // cost fills a line with requests of so many keys, or 0 for a plain Shaper, asks for more, and lets all leave at once.
-func cost(keys, waiting int) (found costFound, err error) {
+func cost(t *testing.T, keys, waiting int) (found costFound) {
 	closed := shaper.Limits{Rate: rate.Every(time.Minute), Depth: waiting}
 	var opts []shaper.Option
 	if keys > 0 {
@@ -350,25 +350,16 @@ func cost(keys, waiting int) (found costFound, err error) {
 		names[i] = strconv.Itoa(i)
 	}
 	before := measure.LiveHeap()
-	s, err := shaper.New(closed, opts...)
-	if err != nil {
-		return found, err
-	}
+	s := rivals.Must(shaper.New(closed, opts...))
 	defer s.Close()
 	ctx := context.Background()
-	if err := s.Wait(ctx); err != nil { // The first one leaves, and the line begins behind it.
-		return found, err
-	}
+	check(s.Wait(ctx)) // The first one leaves, and the line begins behind it.
 	var all sync.WaitGroup
-	errs := make(chan error, waiting) // has room for the one error of each request
 	start := time.Now()
 	for i := range waiting {
-		all.Go(func() { errs <- s.For(names[i%len(names)]).Wait(ctx) })
+		all.Go(func() { check(s.For(names[i%len(names)]).Wait(ctx)) })
 	}
 	for s.Stats().Waiting < waiting {
-		if len(errs) > 0 {
-			return found, fmt.Errorf("a request did not stay in line: %w", <-errs)
-		}
 		time.Sleep(time.Millisecond)
 	}
 	found.Admission = perCall(start, waiting)
@@ -379,25 +370,17 @@ func cost(keys, waiting int) (found costFound, err error) {
 	for range refusals {
 		// A key that has a request in line would leave last with one more.
 		if err := s.For(names[0]).Wait(ctx); !errors.Is(err, shaper.ErrQueueFull) {
-			return found, fmt.Errorf("not refused for places: %v", err)
+			t.Fatalf("not refused for places: %v", err)
 		}
 	}
 	found.Refusal = perCall(start, refusals)
 
 	start = time.Now()
 	closed.Rate = rate.Inf
-	if err := s.SetLimits(closed); err != nil {
-		return found, err
-	}
+	check(s.SetLimits(closed))
 	all.Wait()
 	found.Departure = perCall(start, waiting)
-	close(errs)
-	for err := range errs {
-		if err != nil {
-			return found, err
-		}
-	}
-	return found, nil
+	return found
 }
 
 func perCall(since time.Time, calls int) float64 {
@@ -414,11 +397,11 @@ func groups(o run.Options) []run.Group {
 	var virtual, costs []run.Case
 	for _, by := range ways {
 		virtual = append(virtual,
-			run.One("Fair/limiter="+by.name, 1, run.InTest(func(t *testing.T) Waits { return waitsOf(t, by, times) })),
-			run.One("FairShares/limiter="+by.name, 1, run.InTest(func(t *testing.T) share { return shareOf(t, by) })))
+			run.One("Fair/limiter="+by.name, 1, func(t *testing.T) Waits { return waitsOf(t, by, times) }),
+			run.One("FairShares/limiter="+by.name, 1, func(t *testing.T) share { return shareOf(t, by) }))
 	}
 	for _, keys := range []int{0, 1, 1000, waiting} {
-		costs = append(costs, run.One(fmt.Sprintf("FairCost/keys=%d", keys), o.Times(5, 1), func(context.Context) (costFound, error) { return cost(keys, waiting) }))
+		costs = append(costs, run.One(fmt.Sprintf("FairCost/keys=%d", keys), o.Times(5, 1), func(t *testing.T) costFound { return cost(t, keys, waiting) }))
 	}
 	return []run.Group{{Cases: virtual}, {Cases: costs}}
 }

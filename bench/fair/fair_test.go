@@ -29,8 +29,7 @@ func TestABurstBesideLightKeys(t *testing.T) {
 
 func TestCostFillsAndEmptiesALine(t *testing.T) {
 	for _, keys := range []int{0, 1, 10, 100} {
-		found, err := cost(keys, 100)
-		require.NoError(t, err)
+		found := cost(t, keys, 100)
 		require.Positive(t, found.Admission)
 		require.Positive(t, found.Refusal)
 		require.Positive(t, found.Departure)

@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
@@ -132,9 +135,9 @@ func cases(o run.Options) (all []run.Case) {
 		for _, by := range []string{byCancel, byDeadline} {
 			for _, rate := range offered {
 				s := stream{by, rate}
-				all = append(all, run.One(nameOf(name, s), 1, func(context.Context) (result, error) {
+				all = append(all, run.One(nameOf(name, s), 1, func(*testing.T) result {
 					served, _ := goodput(rivals.Named(name), s, fill, window)
-					return result{served}, nil
+					return result{served}
 				}))
 			}
 		}
@@ -158,9 +161,10 @@ var Hole = run.Experiment{
 	Groups: func(o run.Options) []run.Group {
 		var all []run.Case
 		for _, name := range []string{rivals.Ours, "x-time", "failsafe", "naive"} {
-			all = append(all, run.One("Hole/limiter="+name, o.Times(5, 1), func(context.Context) (holeFound, error) {
+			all = append(all, run.One("Hole/limiter="+name, o.Times(5, 1), func(t *testing.T) holeFound {
 				took, err := hole(rivals.Named(name))
-				return holeFound{took}, err
+				require.NoError(t, err)
+				return holeFound{took}
 			}))
 		}
 		return []run.Group{{Cases: all}}

@@ -4,21 +4,22 @@
 package http
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/go-chi/chi/v5/middleware"
 	"github.com/go-chi/httprate"
+	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
@@ -94,13 +95,9 @@ func (k kind) cost(becomes outcome) string {
 }
 
 // measureCost serves such requests again and again.
-func (k kind) measureCost(becomes outcome, batch time.Duration) (found measure.Timing, err error) {
-	g, err := openers[k.middleware](setup{outcome: becomes, next: served})
-	if err != nil {
-		return found, err
-	}
-	defer g.stop()
-	err = k.inRequest(func(w http.ResponseWriter, r *http.Request) (err error) {
+func (k kind) measureCost(t *testing.T, becomes outcome, batch time.Duration) (found measure.Timing) {
+	g := openers[k.middleware](t, setup{outcome: becomes, next: served})
+	k.inRequest(t, func(w http.ResponseWriter, r *http.Request) (err error) {
 		a := &answer{ResponseWriter: w, header: http.Header{}}
 		if err := k.check(becomes, a, g, r); err != nil {
 			return err
@@ -110,7 +107,7 @@ func (k kind) measureCost(becomes outcome, batch time.Duration) (found measure.T
 		found, err = measure.TimeCalls(each, 1, batch)
 		return err
 	})
-	return found, err
+	return found
 }
 
 // check serves a request once, and returns an error if the answer is wrong: otherwise a middleware
@@ -149,7 +146,7 @@ func costCases(o run.Options) (cases []run.Case) {
 			if becomes == refused && k.middleware == bareHandler {
 				continue // It refuses none.
 			}
-			cases = append(cases, run.One(k.cost(becomes), o.Times(5, 1), func(context.Context) (measure.Timing, error) { return k.measureCost(becomes, batch) }))
+			cases = append(cases, run.One(k.cost(becomes), o.Times(5, 1), func(t *testing.T) measure.Timing { return k.measureCost(t, becomes, batch) }))
 		}
 	}
 	return cases
@@ -160,18 +157,16 @@ const longest = 5 * time.Minute
 
 // serve starts a server with timeouts, as our documentation asks for, because the
 // middleware moves the deadlines that they set. They are so long that no request meets one.
-func serve(h http.HandlerFunc, connContext bool) (address string, stop func(), err error) {
+func serve(t *testing.T, h http.HandlerFunc, connContext bool) (address string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", nil, err
-	}
+	require.NoError(t, err)
 	server := &http.Server{Handler: h, ReadHeaderTimeout: longest, ReadTimeout: longest, WriteTimeout: longest}
 	if connContext {
 		server.ConnContext = shaper.ConnContext
 	}
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(listener) }) // Should it fail, no request comes.
-	return listener.Addr().String(), func() { _ = server.Close(); serving.Wait() }, nil
+	go func() { _ = server.Serve(listener) }() // Should it fail, no request comes.
+	t.Cleanup(func() { _ = server.Close() })
+	return listener.Addr().String()
 }
 
 // bodyLength is how long bodies are, if there are any.
@@ -188,28 +183,16 @@ func requestText(withBody bool) string {
 // inRequest runs f in the handler of a request that has come over a connection, as
 // what middleware does with a request depends on its connection, its server and the
 // type of its body.
-func (k kind) inRequest(f func(w http.ResponseWriter, r *http.Request) error) error {
+func (k kind) inRequest(t *testing.T, f func(w http.ResponseWriter, r *http.Request) error) {
 	failed := make(chan error, 1) // f returns once, so that this never blocks.
-	address, stop, err := serve(func(w http.ResponseWriter, r *http.Request) { failed <- f(w, r) }, k.connContext)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	client, err := net.Dial("tcp", address)
-	if err != nil {
-		return err
-	}
+	client, err := net.Dial("tcp", serve(t, func(w http.ResponseWriter, r *http.Request) { failed <- f(w, r) }, k.connContext))
+	require.NoError(t, err)
 	defer client.Close()
-	if _, err := io.WriteString(client, requestText(k.body)); err != nil {
-		return err
-	}
-	_, err = bufio.NewReader(client).ReadByte() // The response begins when the handler has returned.
-	select {
-	case failed := <-failed:
-		return errors.Join(failed, err)
-	default:
-		return fmt.Errorf("the request was not served: %w", err)
-	}
+	_, err = io.WriteString(client, requestText(k.body))
+	require.NoError(t, err)
+	_, err = client.Read(make([]byte, 1)) // The response begins when the handler has returned.
+	require.NoError(t, err)
+	require.NoError(t, <-failed)
 }
 
 // An answer takes the place of net/http's ResponseWriter for requests that are repeated.
@@ -252,33 +235,26 @@ type waitingFound struct {
 
 // measureWaiting lets requests wait in a middleware, of which each has a connection. This process is the server. The clients
 // are a process of their own.
-func (k kind) measureWaiting(ctx context.Context, connections int) (waitingFound, error) {
+func (k kind) measureWaiting(t *testing.T, connections int) waitingFound {
 	never := make(chan struct{})
 	parked := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-never })
-	g, err := openers[k.middleware](setup{outcome: waits, room: connections, next: parked})
-	if err != nil {
-		return waitingFound{}, err
-	}
-	defer g.stop()
-	return k.memoryOf(ctx, g, connections)
+	found, err := k.memoryOf(t, openers[k.middleware](t, setup{outcome: waits, room: connections, next: parked}), connections)
+	require.NoError(t, err)
+	return found
 }
 
 // memoryOf lets requests wait in a handler.
-func (k kind) memoryOf(ctx context.Context, h http.Handler, connections int) (found waitingFound, err error) {
+func (k kind) memoryOf(t *testing.T, h http.Handler, connections int) (found waitingFound, err error) {
 	var came, left atomic.Int64
-	address, stop, err := serve(func(w http.ResponseWriter, r *http.Request) {
+	address := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		came.Add(1)
 		h.ServeHTTP(w, r)
 		left.Add(1)
 	}, k.connContext)
-	if err != nil {
-		return found, err
-	}
-	defer stop()
 	before := measure.ResidentBytes()
 	called := make(chan error, 1)
 	go func() {
-		_, err := callers.Take(ctx, callersInput{address, k.body, connections})
+		_, err := callers.Take(t.Context(), callersInput{address, k.body, connections})
 		called <- err
 	}()
 	err = measure.StandStill(func() (bool, error) {
@@ -311,7 +287,7 @@ func waitingCases(o run.Options) (cases []run.Case) {
 	for _, body := range []bool{false, true} {
 		for _, k := range []kind{{bareHandler, false, body}, {rivals.Ours, false, body}, {rivals.Ours, true, body}, {chi, false, body}} {
 			cases = append(cases, run.One(fmt.Sprintf("HTTPWaiting/%s/connections=%d", k, connections), o.Times(3, 1),
-				func(ctx context.Context) (waitingFound, error) { return k.measureWaiting(ctx, connections) }))
+				func(t *testing.T) waitingFound { return k.measureWaiting(t, connections) }))
 		}
 	}
 	return cases
@@ -384,16 +360,10 @@ type setup struct {
 	next    http.Handler
 }
 
-// A guard is a middleware at work in front of a handler.
-type guard struct {
-	http.Handler
-	stop func() // frees it
-}
-
-// openers has the middlewares that are compared, each in the best use that its
+// openers have the middlewares that are compared, each at work in the best use that its
 // documentation shows.
-var openers = map[string]func(setup) (guard, error){
-	bareHandler: func(s setup) (guard, error) { return guard{s.next, func() {}}, nil },
+var openers = map[string]func(*testing.T, setup) http.Handler{
+	bareHandler: func(_ *testing.T, s setup) http.Handler { return s.next },
 	rivals.Ours: openShaper,
 	chi:         openThrottle,
 	httpRate:    openHTTPRate,
@@ -412,67 +382,49 @@ func (s setup) limits() shaper.Limits {
 
 // openShaper takes the units that may leave at once from a line in which requests are to wait, and fills
 // one that is to refuse them.
-func openShaper(s setup) (guard, error) {
+func openShaper(t *testing.T, s setup) http.Handler {
 	line := rivals.Must(shaper.New(s.limits()))
-	g := guard{shaper.Middleware(line)(s.next), func() { _ = line.Close() }} // Close always returns nil.
-	if s.outcome == admitted {
-		return g, nil
+	t.Cleanup(func() { _ = line.Close() }) // It returns nil.
+	if s.outcome != admitted {
+		line.Allow()
 	}
-	line.Allow()
-	if s.outcome == waits {
-		return g, nil
+	if s.outcome == refused {
+		_, err := measure.Gather(fullLine, func(int) { _ = line.Wait(context.Background()) })
+		require.NoError(t, err)
+		require.Equal(t, fullLine, line.Stats().Waiting)
 	}
-	if _, err := measure.Gather(fullLine, func(int) { _ = line.Wait(context.Background()) }); err != nil {
-		return g, err
-	}
-	if n := line.Stats().Waiting; n != fullLine {
-		return g, fmt.Errorf("%d wait in the line, not %d", n, fullLine)
-	}
-	return g, nil
+	return shaper.Middleware(line)(s.next)
 }
 
 // openThrottle bounds how many requests are served at once. Requests wait while one is
 // served that does not end, and are refused once the backlog is full.
-func openThrottle(s setup) (guard, error) {
+func openThrottle(t *testing.T, s setup) http.Handler {
 	if s.outcome == admitted {
-		return guard{middleware.ThrottleBacklog(1, 1, aDay)(s.next), func() {}}, nil
+		return middleware.ThrottleBacklog(1, 1, aDay)(s.next)
 	}
-	stuck, stop := context.WithCancel(context.Background())
-	endless := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-stuck.Done() })
-	g := guard{middleware.ThrottleBacklog(1, max(s.room, 1), aDay)(endless), stop}
+	endless := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-t.Context().Done() })
+	h := middleware.ThrottleBacklog(1, max(s.room, 1), aDay)(endless)
 	occupying := 1
 	if s.outcome == refused {
 		occupying = 2 // One is served and one waits.
 	}
-	request, err := http.NewRequestWithContext(stuck, http.MethodGet, "/", nil)
-	if err != nil {
-		return g, err
-	}
-	_, err = measure.Gather(occupying, func(int) { g.ServeHTTP(headerOnly{}, request) })
-	return g, err
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+	_, err := measure.Gather(occupying, func(int) { h.ServeHTTP(httptest.NewRecorder(), request) })
+	require.NoError(t, err)
+	return h
 }
 
 // openHTTPRate counts all requests under one key. Of its fields it keeps Retry-After, as ours does.
-func openHTTPRate(s setup) (guard, error) {
+func openHTTPRate(_ *testing.T, s setup) http.Handler {
 	perDay := manyRequests
 	if s.outcome == refused {
 		perDay = 1
 	}
 	fields := httprate.WithResponseHeaders(httprate.ResponseHeaders{RetryAfter: "Retry-After"})
-	g := guard{httprate.LimitBy(perDay, aDay, httprate.Key("*"), fields)(s.next), func() {}}
-	request, err := http.NewRequest(http.MethodGet, "/", nil)
-	if err == nil {
-		g.ServeHTTP(headerOnly{}, request)
-	}
-	return g, err
+	h := httprate.LimitBy(perDay, aDay, httprate.Key("*"), fields)(s.next)
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+	return h
 }
 
 // tellsRetryAfter reports whether a refusal of that middleware has a Retry-After.
 func tellsRetryAfter(name string) bool { return name == rivals.Ours || name == httpRate }
-
-// headerOnly is a response that keeps nothing but its header.
-type headerOnly http.Header
-
-func (h headerOnly) Header() http.Header         { return http.Header(h) }
-func (h headerOnly) Write(b []byte) (int, error) { return len(b), nil }
-func (h headerOnly) WriteHeader(int)             {}

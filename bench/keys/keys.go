@@ -2,14 +2,15 @@
 package keys
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
@@ -95,14 +96,13 @@ func keyName(i int) string { return fmt.Sprintf("user-%011d", i) }
 
 // comeOnce lets the keys from one to before another come once. The rival is
 // the only one that keeps their names.
-func comeOnce(k rivals.Keyed, from, to int) error {
+func comeOnce(t *testing.T, k rivals.Keyed, from, to int) {
 	call := k.Each[0]
 	for i := from; i < to; i++ {
 		if !call(keyName(i)) {
-			return fmt.Errorf("key %d of %d may not leave", i, to)
+			t.Fatalf("key %d of %d may not leave", i, to)
 		}
 	}
-	return nil
 }
 
 // A leftFound is the memory that keys take while their buckets are not drained, and the rest of it
@@ -117,24 +117,20 @@ const leftAfter = 2 * time.Second
 
 // left lets all keys come once and waits. Before it looks, one more key comes, for
 // those that tidy up when they are called. A bucket drains in some time after its call.
-func left(limiter string, keys int, drains time.Duration) (leftFound, error) {
+func left(t *testing.T, limiter string, keys int, drains time.Duration) leftFound {
 	before := measure.LiveHeap()
-	k := rivals.KeyedNamed(limiter).Open(context.Background(), keys, rivals.Bucket{Every: drains, Burst: 1})
+	k := rivals.KeyedNamed(limiter).Open(t.Context(), keys, rivals.Bucket{Every: drains, Burst: 1})
 	defer k.Stop()
-	if err := comeOnce(k, 0, keys); err != nil {
-		return leftFound{}, err
-	}
+	comeOnce(t, k, 0, keys)
 	drained := time.Now().Add(drains)
 	perKey := func() float64 { return float64(measure.LiveHeap()-before) / float64(keys) }
 	found := leftFound{Full: perKey()}
 	time.Sleep(time.Until(drained.Add(leftAfter)))
 	call := k.Each[0]
-	if !call("one more") {
-		return leftFound{}, errors.New("the last key may not leave")
-	}
+	require.True(t, call("one more"), "the last key may leave")
 	found.Left = perKey()
 	runtime.KeepAlive(call) // Otherwise a collection would take it, keys and all.
-	return found, nil
+	return found
 }
 
 // leftCases are measured at the same time: they do nothing for most of it, and their figures are
@@ -146,7 +142,7 @@ func leftCases(o run.Options) (all []run.Case) {
 	}
 	for _, c := range rivals.AllKeyed {
 		all = append(all, run.One(fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", c.Name, keys), 1,
-			func(context.Context) (leftFound, error) { return left(c.Name, keys, drains) }))
+			func(t *testing.T) leftFound { return left(t, c.Name, keys, drains) }))
 	}
 	return all
 }
@@ -170,26 +166,20 @@ type memory struct {
 
 // measure lets all keys come once, looks how much memory they take, and then
 // measures the calls, with the keys in an order that is the same for all.
-func (d kind) measure(name string, batch time.Duration) (lines []report.Line, err error) {
+func (d kind) measure(t *testing.T, name string, batch time.Duration) (lines []report.Line) {
 	c := rivals.KeyedNamed(d.limiter)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	runtime.GOMAXPROCS(d.procs)
 	var k rivals.Keyed
 	round := 1_000 // of keys, where they don't matter
 	if d.keys == 0 {
-		k = c.Alone(ctx, keptBucket(0))
+		k = c.Alone(t.Context(), keptBucket(0))
 	} else {
 		round = d.keys
 		before := measure.LiveHeap()
-		k = c.Open(ctx, d.keys, keptBucket(d.keys))
-		if err := comeOnce(k, 0, 1); err != nil {
-			return nil, err
-		}
+		k = c.Open(t.Context(), d.keys, keptBucket(d.keys))
+		comeOnce(t, k, 0, 1)
 		first := measure.LiveHeap()
-		if err := comeOnce(k, 1, d.keys); err != nil {
-			return nil, err
-		}
+		comeOnce(t, k, 1, d.keys)
 		found := memory{float64(first-before) / (1 << 10), float64(measure.LiveHeap()-first) / float64(d.keys-1)}
 		lines = append(lines, report.LineOf(name, found))
 	}
@@ -197,13 +187,9 @@ func (d kind) measure(name string, batch time.Duration) (lines []report.Line, er
 	keys := shuffledKeys(round)
 	for i, call := range k.Each {
 		each := func() func() bool { return goingRound(call, keys) }
-		timings, err := run.Timed(name+"/call="+c.Calls[i], d.goroutines, each, batch)
-		if err != nil {
-			return nil, err
-		}
-		lines = append(lines, timings...)
+		lines = append(lines, run.Timed(t, name+"/call="+c.Calls[i], d.goroutines, each, batch)...)
 	}
-	return lines, nil
+	return lines
 }
 
 // keptBucket returns one that no call finds drained, and that lets all leave at
@@ -248,7 +234,7 @@ func callCases(o run.Options) (cases []run.Case) {
 	add := func(d kind, name string) {
 		cases = append(cases, run.Case{
 			Name: name, Rounds: o.Times(3, 1),
-			Measure: func(context.Context) ([]report.Line, error) { return d.measure(name, batch) },
+			Measure: func(t *testing.T) []report.Line { return d.measure(t, name, batch) },
 		})
 	}
 	procs := runtime.GOMAXPROCS(0)

@@ -20,8 +20,7 @@ func TestEveryCallComesOutAsItShould(t *testing.T) {
 			if keys == 0 && c.Alone == nil {
 				continue
 			}
-			lines, err := kind{c.Name, keys, goroutines, runtime.GOMAXPROCS(0)}.measure(c.Name, time.Millisecond)
-			require.NoError(t, err)
+			lines := kind{c.Name, keys, goroutines, runtime.GOMAXPROCS(0)}.measure(t, c.Name, time.Millisecond)
 			require.Len(t, lines, min(keys, 1)+len(c.Calls)*len(goroutines))
 		}
 	}
@@ -47,8 +46,7 @@ func TestKeptBucketsAreNotDrained(t *testing.T) {
 
 func TestMemoryOfKeysIsThatOfTheLimiter(t *testing.T) {
 	memoryOf := func(limiter string, keys int) (once, each float64) {
-		lines, err := kind{limiter, keys, nil, runtime.GOMAXPROCS(0)}.measure(limiter, 0)
-		require.NoError(t, err)
+		lines := kind{limiter, keys, nil, runtime.GOMAXPROCS(0)}.measure(t, limiter, 0)
 		return report.Median(lines, limiter, "once-KiB"), report.Median(lines, limiter, "B/key")
 	}
 	_, each := memoryOf("x-time", 20_000)
@@ -62,9 +60,7 @@ func TestMemoryOfKeysIsThatOfTheLimiter(t *testing.T) {
 func TestWhatIsLeftIsNotWhatTheCollectorCouldTake(t *testing.T) {
 	leftOf := func(limiter string) (found leftFound) {
 		synctest.Test(t, func(t *testing.T) {
-			var err error
-			found, err = left(limiter, 20_000, time.Second)
-			require.NoError(t, err)
+			found = left(t, limiter, 20_000, time.Second)
 		})
 		return found
 	}

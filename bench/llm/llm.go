@@ -44,7 +44,7 @@ var Experiment = run.Experiment{
 			for _, callers := range []int{crowd, 1} {
 				for _, by := range ways {
 					all = append(all, run.One(fmt.Sprintf("LLM/provider=%s/limiter=%s/callers=%d", p.name, by.name, callers), 1,
-						run.InTest(func(t *testing.T) Outcome { return outcomeOf(t, p, by, callers, span) })))
+						func(t *testing.T) Outcome { return outcomeOf(t, p, by, callers, span) }))
 				}
 			}
 		}

@@ -2,7 +2,6 @@ package proxies
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,13 +15,14 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/prometheus/procfs"
+	"github.com/stretchr/testify/require"
 	"github.com/valyala/fasthttp"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/run"
 )
 
 // A ceiling is the traffic through a proxy whose limit is out of reach.
@@ -38,52 +38,42 @@ const longestWindow = time.Minute
 
 // measureCeiling sends a request from each caller as soon as it has its last response, and asks at both
 // ends of the window for the usage of the proxy.
-func (p *programs) measureCeiling(ctx context.Context, proxy string, window time.Duration) (ceiling, error) {
-	s, err := p.stage(ctx, proxy, noLimit, 1000, false)
-	if err != nil {
-		return ceiling{}, err
-	}
-	defer s.close()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	if err := s.connect(ctx, ceilingCallers); err != nil {
-		return ceiling{}, err
-	}
-
+func measureCeiling(t *testing.T, proxy string, window time.Duration) ceiling {
+	s := newStage(t, proxy, noLimit, 1000, false)
+	s.connect(t, ceilingCallers)
 	var answered atomic.Int64
 	var over atomic.Bool
+	failed := make(chan error, ceilingCallers) // for one of each
 	var asking sync.WaitGroup
 	for _, c := range s.callers {
 		asking.Go(func() {
 			for !over.Load() {
 				if err := ask(c); err != nil {
-					cancel(err)
+					failed <- err
 					return
 				}
 				answered.Add(1)
 			}
 		})
 	}
-	run.Sleep(ctx, window/10) // until everything is warm
-	before, err1 := s.usage()
+	time.Sleep(window / 10) // until everything is warm
+	before := s.usage(t)
 	from, began := answered.Load(), time.Now()
-	run.Sleep(ctx, window)
+	time.Sleep(window)
 	// On a busy machine a short window may pass without any answer. The rate is over the time that
 	// it took in the end.
-	for answered.Load() == from && ctx.Err() == nil && time.Since(began) < longestWindow {
-		run.Sleep(ctx, window)
+	for answered.Load() == from && len(failed) == 0 && time.Since(began) < longestWindow {
+		time.Sleep(window)
 	}
 	n, took := float64(answered.Load()-from), time.Since(began)
-	after, err2 := s.usage()
+	after := s.usage(t)
 	over.Store(true)
 	asking.Wait()
-	if err := context.Cause(ctx); err != nil {
-		return ceiling{}, err
+	if len(failed) > 0 {
+		t.Fatal(<-failed)
 	}
-	if n == 0 {
-		return ceiling{}, errors.New("no request was answered")
-	}
-	return ceiling{n / took.Seconds(), (after.cpu - before.cpu) / n}, errors.Join(err1, err2)
+	require.Positive(t, n, "requests are answered")
+	return ceiling{n / took.Seconds(), (after.cpu - before.cpu) / n}
 }
 
 func ask(c caller) error {
@@ -115,25 +105,15 @@ func (in spacingInput) every() time.Duration { return measure.Interval(float64(i
 
 // measureSpacing sends the requests through a proxy, and returns how they arrived at the upstream. They are overtaken
 // against the order of sending.
-func (p *programs) measureSpacing(ctx context.Context, in spacingInput) (measure.Spacing, error) {
-	ctx, cancel := patience(ctx, in.requests(), in.rate)
-	defer cancel()
-	s, err := p.stage(ctx, in.proxy, in.rate, in.requests()+fewMore, false)
-	if err != nil {
-		return measure.Spacing{}, err
-	}
-	defer s.close()
-	if err := s.send(ctx, in.requests(), in.every()); err != nil {
-		return measure.Spacing{}, err
-	}
-	arrivals, err := s.arrivals(ctx, in.rate, func(int) bool { return false })
-	if err != nil {
-		return measure.Spacing{}, err
-	}
-	if len(arrivals) != in.requests() {
-		return measure.Spacing{}, fmt.Errorf("of %d requests %d arrived", in.requests(), len(arrivals))
-	}
-	return spacingOf(arrivals, in.rate, in.lead)
+func measureSpacing(t *testing.T, in spacingInput) measure.Spacing {
+	s := newStage(t, in.proxy, in.rate, in.requests()+fewMore, false)
+	require.NoError(t, s.send(t, in.requests(), in.every()))
+	arrivals, err := s.arrivals(in.rate, func(int) bool { return false })
+	require.NoError(t, err)
+	require.Len(t, arrivals, in.requests(), "all requests arrived")
+	found, err := spacingOf(arrivals, in.rate, in.lead)
+	require.NoError(t, err)
+	return found
 }
 
 // fewMore is how many requests more than there are a line has room for.
@@ -185,9 +165,13 @@ var errLate = errors.New("the callers left too late")
 // twice the line if it was gone too soon. HAProxy with maxconn was seen to leave some in its
 // queue, once in a few runs; why is not known. While callers leave too late, it measures again
 // up to ten times, each time with a longer line.
-func (p *programs) measureLeaving(ctx context.Context, in leavingInput) (found leaving, err error) {
+func measureLeaving(t *testing.T, in leavingInput) leaving {
+	var found leaving
+	var err error
 	for tries, late := 0, 0; tries < 3 && late < 10; {
-		found, err = p.leave(ctx, in)
+		if !t.Run("", func(t *testing.T) { found, err = leave(t, in) }) {
+			t.FailNow()
+		}
 		switch {
 		case errors.Is(err, errLate):
 			late++
@@ -198,26 +182,22 @@ func (p *programs) measureLeaving(ctx context.Context, in leavingInput) (found l
 		case errors.Is(err, errUnanswered):
 			tries++
 		default:
-			return found, err
+			require.NoError(t, err)
+			return found
 		}
 	}
-	return found, err
+	t.Fatal(err)
+	return found
 }
 
 // leave sends the requests through a proxy and closes connections.
-func (p *programs) leave(ctx context.Context, in leavingInput) (leaving, error) {
+func leave(t *testing.T, in leavingInput) (leaving, error) {
 	every := min(500*time.Microsecond, in.lead/time.Duration(2*in.requests()))
-	ctx, cancel := patience(ctx, in.requests(), in.rate)
-	defer cancel()
-	s, err := p.stage(ctx, in.proxy, in.rate, in.requests()+fewMore, false)
-	if err != nil {
+	s := newStage(t, in.proxy, in.rate, in.requests()+fewMore, false)
+	if err := s.send(t, in.requests(), every); err != nil {
 		return leaving{}, err
 	}
-	defer s.close()
-	if err := s.send(ctx, in.requests(), every); err != nil {
-		return leaving{}, err
-	}
-	run.Sleep(ctx, time.Until(s.sent.Add(in.lead)))
+	time.Sleep(time.Until(s.sent.Add(in.lead)))
 	for i, one := range s.callers {
 		if leaves(i + 1) {
 			_ = one.conn.Close() // Its request was sent.
@@ -228,7 +208,7 @@ func (p *programs) leave(ctx context.Context, in leavingInput) (leaving, error) 
 	if late := time.Since(s.sent.Add(in.lead)); late > lineLasts/4 {
 		return leaving{}, fmt.Errorf("%w: by %v", errLate, late)
 	}
-	arrivals, err := s.arrivals(ctx, in.rate, leaves)
+	arrivals, err := s.arrivals(in.rate, leaves)
 	if err != nil {
 		return leaving{}, err
 	}
@@ -263,9 +243,9 @@ func leavingOf(arrivals []measure.Departure, left time.Duration, requests, rate 
 	return leaving{Served: 100 * float64(stayed) / slots, Asked: 100 * float64(came) / float64(gone)}, nil
 }
 
-// A waiting is the memory that the processes of a proxy have resident. What the kernel
+// A memory is what the processes of a proxy have resident. What the kernel
 // needs for their connections does not count.
-type waiting struct {
+type memory struct {
 	AtRest     float64 `unit:"rest-MiB"`
 	PerRequest float64 `unit:"KiB/request"` // beyond that; unknown if none waits in the proxy
 	Requests   float64 `unit:"requests"`
@@ -283,53 +263,39 @@ func requestsFor(r rival, wanted, files int) int {
 }
 
 // measureWaiting lets so many requests wait in a proxy at once, as far as files allow.
-func (p *programs) measureWaiting(ctx context.Context, proxy string, wanted int) (waiting, error) {
+func measureWaiting(t *testing.T, proxy string, wanted int) memory {
 	const slow = 1 // per second
-	n := requestsFor(named(proxy), wanted, p.files)
-	s, err := p.stage(ctx, proxy, slow, n+fewMore, true)
-	if err != nil {
-		return waiting{}, err
+	n := requestsFor(named(proxy), wanted, openFiles())
+	s := newStage(t, proxy, slow, n+fewMore, true)
+	time.Sleep(settling) // Workers start after the first process listens.
+	before := s.usage(t)
+	if n == 0 {
+		return memory{before.resident / (1 << 20), measure.Unknown, 0}
 	}
-	defer s.close()
-	run.Sleep(ctx, settling) // Workers start after the first process listens.
-	before, err := s.usage()
-	if err != nil || n == 0 {
-		return waiting{before.resident / (1 << 20), measure.Unknown, 0}, err
-	}
-	if err := s.send(ctx, n, 0); err != nil {
-		return waiting{}, err
-	}
-	after, err := s.settled(ctx, n)
-	if err != nil {
-		return waiting{}, err
-	}
+	require.NoError(t, s.send(t, n, 0))
+	after := s.settled(t, n)
 	if len(s.responses) > 0 {
 		r := <-s.responses
-		return waiting{}, errors.Join(fmt.Errorf("request %d did not wait: status %d", r.number, r.status), r.err)
+		t.Fatalf("request %d did not wait: status %d, %v", r.number, r.status, r.err)
 	}
 	more := after.resident - before.resident
-	return waiting{before.resident / (1 << 20), more / (1 << 10) / float64(n), float64(n)}, nil
+	return memory{before.resident / (1 << 20), more / (1 << 10) / float64(n), float64(n)}
 }
 
 // settled returns the usage of the proxy as soon as it has accepted so many connections and has
 // needed no more memory for a while.
-func (s *stage) settled(ctx context.Context, connections int) (usage, error) {
+func (s *stage) settled(t *testing.T, connections int) usage {
 	const while = 500 * time.Millisecond
 	most, since := 0.0, time.Now()
-	for began := time.Now(); ; run.Sleep(ctx, while/10) {
-		now, err := s.usage()
-		switch {
-		case err != nil:
-			return now, err
-		case ctx.Err() != nil:
-			return now, context.Cause(ctx)
-		case now.files < connections || now.resident > most*1.002:
+	for began := time.Now(); ; time.Sleep(while / 10) {
+		now := s.usage(t)
+		if now.files < connections || now.resident > most*1.002 {
 			most, since = max(most, now.resident), time.Now()
-		case time.Since(since) > while:
-			return now, nil
+		} else if time.Since(since) > while {
+			return now
 		}
 		if time.Since(began) > patienceForMemory {
-			return now, fmt.Errorf("after %v the proxy has %d files open, of %d connections, and %.0f MiB of memory",
+			t.Fatalf("after %v the proxy has %d files open, of %d connections, and %.0f MiB of memory",
 				patienceForMemory, now.files, connections, now.resident/(1<<20))
 		}
 	}
@@ -337,18 +303,14 @@ func (s *stage) settled(ctx context.Context, connections int) (usage, error) {
 
 const patienceForMemory = time.Minute
 
-// connect opens n connections to the proxy. They are closed with the stage, and when ctx ends.
-func (s *stage) connect(ctx context.Context, n int) error {
-	var dialer net.Dialer
+// connect opens n connections to the proxy, which are closed with the test.
+func (s *stage) connect(t *testing.T, n int) {
 	for range n {
-		conn, err := dialer.DialContext(ctx, "tcp", s.address)
-		if err != nil {
-			return fmt.Errorf("connection %d of %d: %w", len(s.callers)+1, n, errors.Join(err, context.Cause(ctx)))
-		}
+		conn, err := net.Dial("tcp", s.address)
+		require.NoError(t, err, "connection %d of %d", len(s.callers)+1, n)
 		s.callers = append(s.callers, caller{conn, bufio.NewReaderSize(conn, 1024), new(fasthttp.Response)})
 	}
-	context.AfterFunc(ctx, s.hangUp)
-	return nil
+	t.Cleanup(s.hangUp)
 }
 
 func (s *stage) hangUp() {
@@ -370,10 +332,8 @@ const settling = 100 * time.Millisecond
 
 // send opens n connections and sends a request on each, with some time between them. The numbers of the requests, in the
 // order of sending, are from 1. Each caller waits for its response.
-func (s *stage) send(ctx context.Context, n int, every time.Duration) error {
-	if err := s.connect(ctx, n); err != nil {
-		return err
-	}
+func (s *stage) send(t *testing.T, n int, every time.Duration) error {
+	s.connect(t, n)
 	s.responses = make(chan response, n) // It has room for all, so that none blocks.
 	for i, one := range s.callers {
 		go func() {
@@ -389,35 +349,34 @@ func (s *stage) send(ctx context.Context, n int, every time.Duration) error {
 	for i, one := range s.callers {
 		pause(time.Until(s.sent.Add(time.Duration(i) * every)))
 		if err := one.send(fmt.Sprintf("/%d", i+1)); err != nil {
-			return errors.Join(err, context.Cause(ctx))
+			return err
 		}
 	}
 	return nil
 }
 
 // arrivals returns what has arrived at the upstream when each request that is not excepted has been
-// answered, with success.
-func (s *stage) arrivals(ctx context.Context, rate int, except func(number int) bool) ([]measure.Departure, error) {
+// answered, with success. All together they have a minute more than they need at the rate.
+func (s *stage) arrivals(rate int, except func(number int) bool) ([]measure.Departure, error) {
+	patience := time.Duration(len(s.callers))*measure.Interval(float64(rate)) + time.Minute
+	over := time.After(patience)
 	for range s.callers {
-		switch r := <-s.responses; {
-		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
-		case except(r.number):
-		case r.err != nil:
-			return nil, fmt.Errorf("response %d: %w", r.number, r.err)
-		case r.status != http.StatusOK:
-			return nil, fmt.Errorf("response %d has status %d", r.number, r.status)
+		select {
+		case <-over:
+			return nil, fmt.Errorf("%w within %v", errUnanswered, patience)
+		case r := <-s.responses:
+			switch {
+			case except(r.number):
+			case r.err != nil:
+				return nil, fmt.Errorf("response %d: %w", r.number, r.err)
+			case r.status != http.StatusOK:
+				return nil, fmt.Errorf("response %d has status %d", r.number, r.status)
+			}
 		}
 	}
 	// A request whose caller has gone may still be on its way to the upstream.
-	run.Sleep(ctx, 3*measure.Interval(float64(rate)))
+	time.Sleep(3 * measure.Interval(float64(rate)))
 	return s.take()
-}
-
-// patience bounds how long so many requests at a rate may take.
-func patience(ctx context.Context, n, rate int) (context.Context, context.CancelFunc) {
-	limit := time.Duration(n)*time.Second/time.Duration(rate) + time.Minute
-	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w within %v", errUnanswered, limit))
 }
 
 // errUnanswered is for a proxy that leaves requests in line for good.
@@ -451,25 +410,21 @@ type usage struct {
 	files    int     // open
 }
 
-// usage asks the system for the usage of the proxy. Where it does not tell, all is unknown, without
-// an error.
-func (s *stage) usage() (sum usage, err error) {
+// usage asks the system for the usage of the proxy. Where it does not tell, all is unknown.
+func (s *stage) usage(t *testing.T) (sum usage) {
 	if !measure.MemoryIsTold() {
-		return usage{measure.Unknown, measure.Unknown, 0}, nil
+		return usage{measure.Unknown, measure.Unknown, 0}
 	}
-	for _, pid := range family(s.Cmd.Process.Pid) {
+	for _, pid := range family(s.pid) {
 		process, err := procfs.NewProc(pid)
-		if err != nil {
-			return usage{}, err
-		}
-		stat, err1 := process.Stat()
-		files, err2 := process.FileDescriptorsLen()
-		if err := errors.Join(err1, err2); err != nil {
-			return usage{}, err
-		}
+		require.NoError(t, err)
+		stat, err := process.Stat()
+		require.NoError(t, err)
+		files, err := process.FileDescriptorsLen()
+		require.NoError(t, err)
 		sum = usage{sum.cpu + 1e9*stat.CPUTime(), sum.resident + float64(stat.ResidentMemory()), sum.files + files}
 	}
-	return sum, nil
+	return sum
 }
 
 // family returns a process and all that it has started: nginx has a process for each
@@ -491,40 +446,34 @@ func family(pid int) []int {
 // An upstream answers every request, and notes when those with a number arrived.
 type upstream struct {
 	address     string
-	listener    net.Listener
 	serviceTime time.Duration // for each request
 	holds       bool          // it answers none before it is closed
 	began       time.Time
 	closed      chan struct{}
-	serving     sync.WaitGroup
 
 	mu       sync.Mutex
 	arrivals []measure.Departure // since it began; Entered is the number of the request
 	trouble  error               // the first
 }
 
-func startUpstream(serviceTime time.Duration, holds bool) (*upstream, error) {
+// startUpstream starts one that ends with the test. Connections end with the proxy, or with the callers where there is none.
+func startUpstream(t *testing.T, serviceTime time.Duration, holds bool) *upstream {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("the upstream: %w", err)
-	}
-	u := &upstream{
-		address: listener.Addr().String(), listener: listener, serviceTime: serviceTime, holds: holds, began: time.Now(), closed: make(chan struct{}),
-	}
+	require.NoError(t, err)
+	u := &upstream{address: listener.Addr().String(), serviceTime: serviceTime, holds: holds, began: time.Now(), closed: make(chan struct{})}
 	server := &fasthttp.Server{Handler: u.answer, NoDefaultServerHeader: true, NoDefaultDate: true, Logger: log.New(io.Discard, "", 0)}
-	u.serving.Go(func() {
+	var serving sync.WaitGroup
+	serving.Go(func() {
 		if err := server.Serve(listener); err != nil {
 			u.report(err)
 		}
 	})
-	return u, nil
-}
-
-// close ends the upstream. Connections end with the proxy, or with the callers where there is none.
-func (u *upstream) close() {
-	close(u.closed)
-	_ = u.listener.Close()
-	u.serving.Wait()
+	t.Cleanup(func() {
+		close(u.closed)
+		_ = listener.Close()
+		serving.Wait()
+	})
+	return u
 }
 
 func (u *upstream) answer(c *fasthttp.RequestCtx) {

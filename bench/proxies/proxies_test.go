@@ -3,11 +3,13 @@ package proxies
 import (
 	"context"
 	"os"
-	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"github.com/stretchr/testify/require"
 	"github.com/valyala/fasthttp"
 
@@ -18,82 +20,60 @@ import (
 
 // TestMain lets the test program be the proxy, as the program itself is.
 func TestMain(m *testing.M) {
-	run.Child()
+	run.Child(Experiment)
 	status := m.Run()
-	if built != "" {
-		_ = os.RemoveAll(built)
+	if done != nil {
+		done()
 	}
 	os.Exit(status)
 }
 
-// built is where all programs are that tests start themselves.
-var built string
-
-var findOnce = sync.OnceValues(func() (p *programs, err error) {
-	if built, err = os.MkdirTemp("", "bench-proxies-test"); err != nil {
-		return nil, err
-	}
-	return findPrograms(context.Background(), run.Options{}, built)
-})
+var (
+	told     string
+	done     func()
+	prepared = sync.OnceValue(func() (err error) {
+		told, done, err = prepare(context.Background(), run.Options{})
+		return err
+	})
+)
 
 // needAll skips the test unless no program may be missing: to build shaperd takes minutes.
-func needAll(t *testing.T) *programs {
+func needAll(t *testing.T) {
 	t.Helper()
 	if os.Getenv("SHAPER_REQUIRE_ALL") != "1" {
 		t.Skip("needs nginx, haproxy and minutes to build shaperd; SHAPER_REQUIRE_ALL=1 runs it")
 	}
-	p, err := findOnce()
-	require.NoError(t, err)
-	return p
+	require.NoError(t, prepared())
 }
 
-// handful are measurements of so few requests that only figures which do not depend on
-// the machine can be judged: each kind, and each proxy, but not each kind with each proxy.
-func (p *programs) handful() []run.Case {
-	all := []run.Case{
-		p.spacingCase(1, spacingInput{nginx, 1000, 0, 20 * time.Millisecond}),
-		p.leavingCase(1, leavingInput{middleware, 200, leadOf(named(middleware)), 100}),
-	}
+// Each kind, and each proxy, but not each kind with each proxy, are measured with so few requests that only figures which
+// do not depend on the machine can be judged.
+func TestEachKindAndEachProxyIsMeasured(t *testing.T) {
+	needAll(t)
+	require.Regexp(t, `shaperd: Caddy \(v\d.* nginx \(nginx/\d.* HAProxy \(HAProxy version \d`, told)
+	require.Equal(t, 19, measureSpacing(t, spacingInput{nginx, 1000, 0, 20 * time.Millisecond}).Departures)
+	require.Positive(t, measureLeaving(t, leavingInput{middleware, 200, leadOf(named(middleware)), 100}).Served)
 	if measure.MemoryIsTold() {
 		for _, name := range []string{middleware, haproxySessions, caddy} {
-			all = append(all, p.waitingCase(1, name, 50))
+			require.Positive(t, measureWaiting(t, name, 50).AtRest)
 		}
 	}
-	return append(all, p.ceilings(50*time.Millisecond)...)
-}
-
-func (p *programs) ceilings(window time.Duration) (all []run.Case) {
 	for _, r := range rivals {
-		all = append(all, p.ceilingCase(1, r.name, window))
+		require.Positive(t, measureCeiling(t, r.name, 50*time.Millisecond).PerSecond)
 	}
-	return all
-}
-
-func TestTheWholeComparison(t *testing.T) {
-	p := needAll(t)
-	all := p.handful()
-	r, err := p.compare(t.Context(), run.Options{}, []run.Group{{Cases: all}})
-	require.NoError(t, err)
-	require.Regexp(t, `shaperd: Caddy \(v\d.* nginx \(nginx/\d.* HAProxy \(HAProxy version \d`, r.Note)
-	require.Len(t, r.Lines, len(all))
-	require.Len(t, r.Pictures, 1)
 }
 
 // What becomes of slots does not depend on how fast the machine is. But if the upstream stalls
 // it sees late the requests that the proxy goes on sending. So a measurement that went wrong while
 // this process stalled is taken again.
 func TestWhoseSlotsAreLost(t *testing.T) {
-	p := needAll(t)
+	needAll(t)
 	for name, lost := range map[string]bool{ours: false, middleware: false, haproxyMaxconn: false, nginx: true, haproxySessions: true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var found leaving
 			for well, tries := false, 0; !well && tries < 12; tries++ {
-				var err error
-				stalled := realtime.LongestStall(func() {
-					found, err = p.measureLeaving(t.Context(), leavingInput{name, 200, leadOf(named(name)), 160})
-				})
-				require.NoError(t, err)
+				stalled := realtime.LongestStall(func() { found = measureLeaving(t, leavingInput{name, 200, leadOf(named(name)), 160}) })
 				t.Logf("served %.1f %%, asked %.1f %%, stalled for %v", found.Served, found.Asked, stalled)
 				well = lost && found.Served < 65 || !lost && found.Asked < 10 || stalled < 50*time.Millisecond // Ten slots pass in that time.
 			}
@@ -115,45 +95,57 @@ func TestRequestsThatWaitAreAsManyAsFilesAllow(t *testing.T) {
 }
 
 func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
-	p := needAll(t)
+	needAll(t)
+	here := os.Getenv(folder)
+	running := func() (n int) {
+		all, err := procfs.AllProcs()
+		require.NoError(t, err)
+		for _, one := range all {
+			if at, _ := one.Cwd(); strings.HasPrefix(at, here) { // The process may have ended.
+				n++
+			}
+		}
+		return n
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var started []*stage
+	var all sync.WaitGroup
 	for _, r := range rivals {
-		s, err := p.stage(ctx, r.name, 100, 10, false)
-		require.NoError(t, err)
-		defer s.close()
-		started = append(started, s)
+		all.Go(func() { _, _ = run.InChild(ctx, run.Options{}, run.Case{Name: "ProxyCeiling/proxy=" + r.name}) })
 	}
+	realtime.Until(t, func() bool { return running() > len(rivals) }, "the proxies run, and workers of nginx")
 	cancel()
-	for _, s := range started {
-		<-s.Ended
-	}
+	all.Wait()
+	realtime.Until(t, func() bool { return running() == 0 }, "all have ended")
 
-	// Wherever it is by then: the measurement would take an hour, as would the build on a slow machine.
-	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	_, err := p.compare(ctx, run.Options{}, []run.Group{{Cases: p.ceilings(time.Hour)}})
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	folder := t.TempDir()
-	t.Setenv("TMPDIR", folder)
-	_, err = Experiment.Measure(ctx, run.Options{})
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	left, err := filepath.Glob(filepath.Join(folder, "bench-proxies*"))
+	temporary := t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	t.Setenv(folder, here)
+	_, _, err := prepare(ctx, run.Options{})
+	require.ErrorIs(t, err, context.Canceled)
+	left, err := os.ReadDir(temporary)
 	require.NoError(t, err)
 	require.Empty(t, left)
 }
 
+// A starting proxy fails in place of the test.
+type starting struct {
+	testing.TB
+	failed chan error
+}
+
+func (s starting) Fatal(args ...any) {
+	s.failed <- args[0].(error)
+	runtime.Goexit()
+}
+
 func TestAProxyThatCannotStartSaysWhy(t *testing.T) {
-	p := needAll(t)
-	s := setting{Listen: "127.0.0.1:1", Upstream: "nowhere at all", Rate: 100, Line: -1}
-	for name, says := range map[string]string{nginx: "nginx.conf", haproxyMaxconn: "haproxy.cfg", ours: "depth"} {
-		_, err := p.start(t.Context(), named(name), s)
-		require.ErrorContains(t, err, says, name)
+	needAll(t)
+	for name, says := range map[string]string{nginx: "nginx.conf", haproxyMaxconn: "haproxy.cfg", ours: "depth", middleware: "depth"} {
+		failed := make(chan error)
+		go start(starting{t, failed}, named(name), setting{Listen: "127.0.0.1:1", Upstream: "nowhere at all", Rate: 100, Line: -1})
+		require.ErrorContains(t, <-failed, says, name)
 	}
-	s.Rate = 0
-	_, err := startMiddleware(t.Context(), s)
-	require.ErrorContains(t, err, "0/s")
 }
 
 func TestProxiesAreConfiguredWithWhatIsMeasured(t *testing.T) {
@@ -222,9 +214,7 @@ func TestSlotsOfThoseThatLeft(t *testing.T) {
 }
 
 func TestUpstreamNotesNumberedRequests(t *testing.T) {
-	u, err := startUpstream(0, false)
-	require.NoError(t, err)
-	defer u.close()
+	u := startUpstream(t, 0, false)
 	ask := func(path string) (status int) {
 		status, _, err := fasthttp.Get(nil, "http://"+u.address+path)
 		require.NoError(t, err)

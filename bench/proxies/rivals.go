@@ -1,12 +1,9 @@
 package proxies
 
 import (
-	"bytes"
 	"context"
 	_ "embed"
-	"encoding/gob"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -15,12 +12,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/shaper"
 )
 
@@ -104,23 +106,23 @@ type setting struct {
 	AtOnce           int // at the upstream, where the proxy limits that
 }
 
-// A stage is an upstream and a proxy before it. [programs.stage] sets it up.
+// A stage is an upstream and a proxy before it.
 type stage struct {
 	*upstream
-	*run.Process
 	address   string // of the proxy
+	pid       int    // likewise
 	callers   []caller
 	sent      time.Time // the first of their requests
 	responses chan response
 }
 
-// stage starts an upstream, and a proxy with a limit and with room for a line. If the
+// newStage starts an upstream, and a proxy with a limit and with room for a line. If the
 // upstream holds requests, it answers none. A proxy that only limits how many requests
 // are at the upstream at once is paced by it: then the upstream takes an interval of the
-// rate for each. The stage must be closed.
-func (p *programs) stage(ctx context.Context, name string, rate, line int, holds bool) (*stage, error) {
+// rate for each. Both end with the test.
+func newStage(t *testing.T, name string, rate, line int, holds bool) *stage {
 	r := named(name)
-	s := setting{Rate: rate, Line: line}
+	s := setting{Listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(servers.FreePort(t))), Rate: rate, Line: line}
 	takes := time.Duration(0)
 	if r.limit == byResponses {
 		s.AtOnce = ceilingCallers
@@ -128,60 +130,33 @@ func (p *programs) stage(ctx context.Context, name string, rate, line int, holds
 			s.AtOnce, takes = 1, measure.Interval(float64(rate))
 		}
 	}
-	u, err := startUpstream(takes, holds)
-	if err != nil {
-		return nil, err
-	}
+	u := startUpstream(t, takes, holds)
 	s.Upstream = u.address
-	process, err := run.AtFreeAddress(func(address string) (*run.Process, error) {
-		s.Listen = address
-		return p.start(ctx, r, s)
-	})
-	if err != nil {
-		u.close()
-		return nil, err
-	}
-	return &stage{upstream: u, Process: process, address: s.Listen}, nil
+	return &stage{upstream: u, address: s.Listen, pid: start(t, r, s)}
 }
 
-// close ends the callers and both of them, and returns when they have gone.
-func (s *stage) close() {
-	s.hangUp()
-	s.Process.Stop()
-	s.upstream.close()
-}
-
-// start runs a rival. The process must be stopped.
-func (p *programs) start(ctx context.Context, r rival, s setting) (*run.Process, error) {
-	if r.file == "" {
-		return startMiddleware(ctx, s)
-	}
-	folder, err := os.MkdirTemp(p.dir, "")
-	if err != nil {
-		return nil, err
-	}
+// start runs a rival and returns the number of its process when it listens.
+func start(t testing.TB, r rival, s setting) (pid int) {
+	shared := os.Getenv(folder)
+	own, err := os.MkdirTemp(shared, "")
+	require.NoError(t, err)
 	// Started by root, the workers of nginx are another user, who must get into the folder.
-	if err := os.Chmod(folder, 0o711); err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(folder, r.file), []byte(s.in(r.config, p.files)), 0o644); err != nil {
-		return nil, err
-	}
-	started, err := run.StartProcess(ctx, s.Listen, nil, func(ctx context.Context) (*exec.Cmd, error) {
+	require.NoError(t, os.Chmod(own, 0o711))
+	var command *exec.Cmd
+	if r.file == "" {
+		command, err = proxy.Command(context.Background(), s)
+		require.NoError(t, err)
+	} else {
+		require.NoError(t, os.WriteFile(filepath.Join(own, r.file), []byte(s.in(r.config, openFiles())), 0o644))
 		program := r.command[0]
 		if program == shaperd {
-			program = p.shaperd
+			program = filepath.Join(shared, "shaperd")
 		}
-		cmd := exec.CommandContext(ctx, program, r.command[1:]...)
-		cmd.Dir = folder
-		cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+folder, "XDG_CONFIG_HOME="+folder) // Caddy writes there.
-		return cmd, nil
-	})
-	if err != nil {
-		logged, _ := os.ReadFile(filepath.Join(folder, "error.log")) // Only nginx has one.
-		return nil, fmt.Errorf("%w\n%s", err, logged)
+		command = exec.Command(program, r.command[1:]...)
+		command.Env = append(os.Environ(), "XDG_DATA_HOME="+own, "XDG_CONFIG_HOME="+own) // Caddy writes there.
 	}
-	return started, nil
+	command.Dir = own
+	return servers.Listening(t, s.Listen, filepath.Join(own, "error.log"), command)
 }
 
 // in puts the setting into a configuration.
@@ -192,50 +167,21 @@ func (s setting) in(config string, files int) string {
 		"{at-once}", fmt.Sprint(s.AtOnce), "{files}", fmt.Sprint(files))
 }
 
-// middlewareChild is the child process that is a proxy of a few lines of Go.
-const middlewareChild = "proxies-middleware"
-
-func init() { run.Register(middlewareChild, runMiddleware) }
-
-// startMiddleware runs this program as the proxy.
-func startMiddleware(ctx context.Context, s setting) (*run.Process, error) {
-	var input bytes.Buffer
-	if err := gob.NewEncoder(&input).Encode(s); err != nil {
-		return nil, err
-	}
-	return run.StartProcess(ctx, s.Listen, input.Bytes(), func(ctx context.Context) (*exec.Cmd, error) {
-		return run.Command(ctx, middlewareChild)
-	})
-}
-
-// runMiddleware is the proxy. It ends when its input does, which is when the process
-// that has started it ends.
-func runMiddleware(in io.Reader, _ io.Writer) error {
-	var s setting
-	if err := gob.NewDecoder(in).Decode(&s); err != nil {
-		return err
-	}
+// proxy is a child process that is a proxy of a few lines of Go.
+var proxy = run.NewChild("proxies-middleware", func(s setting) (none int, err error) {
 	limits, err := shaper.ParseLimits(fmt.Sprintf("%d/s depth %d", s.Rate, s.Line))
 	if err != nil {
-		return err
+		return none, err
 	}
 	line, err := shaper.New(limits)
 	if err != nil {
-		return err
-	}
-	listener, err := net.Listen("tcp", s.Listen)
-	if err != nil {
-		return err
+		return none, err
 	}
 	server := &http.Server{
-		Handler: shaper.Middleware(line)(forward(s.Upstream)), ConnContext: shaper.ConnContext, ReadHeaderTimeout: time.Minute,
+		Addr: s.Listen, Handler: shaper.Middleware(line)(forward(s.Upstream)), ConnContext: shaper.ConnContext, ReadHeaderTimeout: time.Minute,
 	}
-	go func() {
-		_, _ = io.Copy(io.Discard, in)
-		os.Exit(0)
-	}()
-	return server.Serve(listener)
-}
+	return none, server.ListenAndServe()
+})
 
 // forward is httputil.ReverseProxy in its best documented use: it keeps enough
 // connections to the upstream open, and its buffers.

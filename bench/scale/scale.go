@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
@@ -41,8 +44,10 @@ var Experiment = run.Experiment{
 	Groups: func(o run.Options) []run.Group {
 		var cancels []run.Case
 		for _, name := range []string{rivals.Ours, "x-time", "failsafe"} {
-			cancels = append(cancels, run.One(fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting), o.Times(3, 1), func(context.Context) (cancelFound, error) {
-				return cancelOf(rivals.Named(name), manyWaiting, manyWaiting/50)
+			cancels = append(cancels, run.One(fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting), o.Times(3, 1), func(t *testing.T) cancelFound {
+				found, err := cancelOf(rivals.Named(name), manyWaiting, manyWaiting/50)
+				require.NoError(t, err)
+				return found
 			}))
 		}
 		return append(memoryGroups(o), run.Group{Cases: cancels})
@@ -118,7 +123,8 @@ type memoryFound struct {
 
 // memoryOf ends while all of them wait, as some cannot be stopped. Each has a context of its own, or all
 // have [context.Background].
-func memoryOf(limiter string, waiting int, ownContext bool) (found memoryFound, err error) {
+func memoryOf(t *testing.T, limiter string, waiting int, ownContext bool) memoryFound {
+	var err error
 	never := make(chan struct{})
 	wait := rivals.Wait(func(context.Context) error { <-never; return nil })
 	before := measure.ResidentBytes()
@@ -135,16 +141,12 @@ func memoryOf(limiter string, waiting int, ownContext bool) (found memoryFound, 
 	} else {
 		_, err = measure.Gather(waiting, func(int) { _ = wait(ctx) })
 	}
-	if err != nil {
-		return found, err
-	}
+	require.NoError(t, err)
 	// A few leave meanwhile, one a second. Callers that were refused would take
 	// no memory, and would make the limiter look thrifty.
-	if parked := measure.Goroutines("waiting"); parked < uint64(waiting-waiting/100) {
-		return found, fmt.Errorf("only %d goroutines wait, of %d", parked, waiting)
-	}
+	require.GreaterOrEqual(t, measure.Goroutines("waiting"), uint64(waiting-waiting/100), "so many goroutines wait")
 	bytes := measure.ResidentBytes() - before
-	return memoryFound{bytes / float64(waiting)}, nil
+	return memoryFound{bytes / float64(waiting)}
 }
 
 // memoryGroups are the lines whose memory is measured. There are none where the
@@ -156,7 +158,7 @@ func memoryGroups(o run.Options) []run.Group {
 	group := func(ownContext bool, whose string) (g run.Group) {
 		for _, name := range memoryLimiters {
 			g.Cases = append(g.Cases, run.One(fmt.Sprintf("Memory/limiter=%s/waiting=%d/context=%s", name, manyWaiting, whose), o.Times(3, 1),
-				func(context.Context) (memoryFound, error) { return memoryOf(name, manyWaiting, ownContext) }))
+				func(t *testing.T) memoryFound { return memoryOf(t, name, manyWaiting, ownContext) }))
 		}
 		return g
 	}

@@ -17,9 +17,7 @@ func TestAWaiterTakesMoreThanABareGoroutine(t *testing.T) {
 	}
 	var both [2]float64
 	for i, limiter := range []string{bareGoroutine, rivals.Ours} {
-		found, err := memoryOf(limiter, 2000, true)
-		require.NoError(t, err)
-		both[i] = found.Bytes
+		both[i] = memoryOf(t, limiter, 2000, true).Bytes
 	}
 	require.Greater(t, both[0], 2000.0, "the stack alone has 2 KiB")
 	require.Greater(t, both[1], both[0])

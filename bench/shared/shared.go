@@ -11,16 +11,17 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"os"
-	"os/exec"
+	"regexp"
+	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/go-redis/redis_rate/v10"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
 	"github.com/throttled/throttled/v2"
 	"github.com/throttled/throttled/v2/store/goredisstore.v9"
 	"golang.org/x/time/rate"
@@ -37,7 +38,7 @@ import (
 var Experiment = run.Experiment{
 	Name:  "shared",
 	What:  "four processes and one Redis: is the rate reached, how evenly, in which shares, with how many round trips?",
-	Needs: []run.Program{{Name: redisServer, GetIt: "Debian: apt-get install redis-server"}},
+	Needs: []run.Program{{Name: "redis-server", GetIt: "Debian: apt-get install redis-server"}},
 	Note: "Closed loop: each caller waits again as soon as it has left. Figures are of the merged departures, at the instants at which callers ran again. " +
 		"share-off: the largest difference between the share of a process and an equal one, in percent of that. " +
 		"overtaken: in the line of its own process. Round trips are counted at the clients. rtt: what the network adds to one. " +
@@ -118,7 +119,7 @@ func groups(o run.Options) []run.Group {
 }
 
 func caseOf(in input, rounds int) run.Case {
-	return run.One(in.name(), rounds, func(ctx context.Context) (result, error) { return measureFleet(ctx, in) })
+	return run.One(in.name(), rounds, func(t *testing.T) result { return measureFleet(t, in) })
 }
 
 // name is the name of the benchmark lines.
@@ -148,73 +149,43 @@ var goals = []report.Goal{
 // starting is within what time all processes have started, on a machine that is not busy.
 const starting = 500 * time.Millisecond
 
-// errStartedLate is for a machine so busy that a process had not begun when the window did.
-var errStartedLate = errors.New("a process was not there when the window began")
-
 // measureFleet measures again, up to ten times in all, and gives the processes more time to
 // start, if that was too short for one of them.
-func measureFleet(ctx context.Context, in input) (found result, err error) {
+func measureFleet(t *testing.T, in input) result {
 	within := starting
 	for range 10 {
-		if found, err = measureOnce(ctx, in, within); !errors.Is(err, errStartedLate) {
-			return found, err
+		if found, late := measureOnce(t, in, within); !late {
+			return found
 		}
 		within = min(2*within, 8*starting)
 	}
-	return found, err
+	t.Fatal("a process was not there when the window began")
+	return result{}
 }
 
-// measureOnce starts a server and the processes, and measures their common departures.
-func measureOnce(ctx context.Context, in input, within time.Duration) (found result, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	server, direct, err := startRedis(ctx, os.TempDir())
-	if err != nil {
-		return found, err
-	}
-	defer server.Stop()
-	address := direct
+// measureOnce starts a server and the processes, and measures their common departures. late reports whether a process
+// had not begun when the window did, as the machine is so busy.
+func measureOnce(t *testing.T, in input, within time.Duration) (found result, late bool) {
+	server := servers.StartRedis(t)
+	address := server.Addr
 	if in.RTT > 0 {
-		network, err := servers.NewProxy(direct)
-		if err != nil {
-			return found, err
-		}
-		defer network.Close()
+		network := servers.StartProxy(t, server.Addr)
 		network.SetDelay(in.RTT, in.Jitter)
 		address = network.Addr
 	}
-	admin := redis.NewClient(&redis.Options{Addr: direct, ReadTimeout: patience})
-	defer admin.Close()
-	before, err := cpuOf(ctx, admin)
-	if err != nil {
-		return found, err
-	}
-	begin := time.Now().Add(within)
-	outputs, err := runWorkers(ctx, workerInput{Input: in, Address: address, Begin: begin})
-	if err != nil {
-		return found, err
-	}
-	for _, o := range outputs {
-		if o.Late {
-			return found, fmt.Errorf("%w, %v after it was started", errStartedLate, within+in.Warm)
-		}
-	}
-	after, err := cpuOf(ctx, admin)
-	if err != nil {
-		return found, err
-	}
-	return resultOf(in, outputs, after-before), nil
-}
-
-// runWorkers runs the processes to their end.
-func runWorkers(ctx context.Context, todo workerInput) ([]workerOutput, error) {
+	before := cpuOf(t, server)
+	todo := workerInput{Input: in, Address: address, Begin: time.Now().Add(within)}
 	outputs, errs := make([]workerOutput, processes), make([]error, processes)
 	var all sync.WaitGroup
 	for i := range processes {
-		all.Go(func() { outputs[i], errs[i] = worker.Take(ctx, todo) })
+		all.Go(func() { outputs[i], errs[i] = worker.Take(t.Context(), todo) })
 	}
 	all.Wait()
-	return outputs, errors.Join(errs...)
+	require.NoError(t, errors.Join(errs...))
+	if slices.ContainsFunc(outputs, func(o workerOutput) bool { return o.Late }) {
+		return found, true
+	}
+	return resultOf(in, outputs, cpuOf(t, server)-before), false
 }
 
 // resultOf merges the departures of the processes. redisCPU is the processor time of the server
@@ -249,38 +220,13 @@ func resultOf(in input, outputs []workerOutput, redisCPU float64) result {
 }
 
 // cpuOf returns the CPU time that a server has used, in nanoseconds.
-func cpuOf(ctx context.Context, admin *redis.Client) (used float64, err error) {
-	info, err := admin.Info(ctx, "cpu").Result()
-	if err != nil {
-		return 0, err
+func cpuOf(t *testing.T, server *servers.Redis) (used float64) {
+	for _, m := range regexp.MustCompile(`used_cpu_(?:sys|user):(\S+)`).FindAllStringSubmatch(server.MustDo("INFO", "cpu").(string), -1) {
+		seconds, err := strconv.ParseFloat(m[1], 64)
+		require.NoError(t, err)
+		used += 1e9 * seconds
 	}
-	for line := range strings.Lines(info) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		if name == "used_cpu_sys" || name == "used_cpu_user" {
-			seconds, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				return 0, fmt.Errorf("INFO cpu: %w", err)
-			}
-			used += 1e9 * seconds
-		}
-	}
-	return used, nil
-}
-
-// redisServer is the program of the server.
-const redisServer = "redis-server"
-
-// startRedis returns a server without persistence that accepts connections, and its address.
-// It must be stopped. It writes nothing into the folder.
-func startRedis(ctx context.Context, folder string) (server *run.Process, address string, err error) {
-	server, err = run.AtFreeAddress(func(at string) (*run.Process, error) {
-		address = at
-		_, port, _ := strings.Cut(at, ":")
-		return run.StartProcess(ctx, at, nil, func(ctx context.Context) (*exec.Cmd, error) {
-			return exec.CommandContext(ctx, redisServer, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder), nil
-		})
-	})
-	return server, address, err
+	return used
 }
 
 // worker is a process that shares the rate.

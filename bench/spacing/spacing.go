@@ -12,7 +12,10 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
@@ -169,7 +172,7 @@ func fairBusyGroups(o run.Options) (groups []run.Group) {
 
 func caseOf(what string, rounds int, in input) run.Case {
 	name := nameOf(what, in.limiter, in.rate, in.waiters, in.load)
-	return run.One(name, rounds, func(context.Context) (result, error) { return measureSpacing(in) })
+	return run.One(name, rounds, func(t *testing.T) result { return measureSpacing(t, in) })
 }
 
 func nameOf(what, limiter string, rate float64, waiters int, load string) string {
@@ -273,7 +276,7 @@ type result struct {
 
 // measureSpacing leaves goroutines behind, and some of them sleep for long. They end with the
 // process.
-func measureSpacing(in input) (result, error) {
+func measureSpacing(t *testing.T, in input) result {
 	rival := rivals.Named(in.limiter)
 	// A load measures how much work fills a millisecond, so it is made before anything else runs.
 	work := loadNamed(in.load)
@@ -282,7 +285,7 @@ func measureSpacing(in input) (result, error) {
 	loop := measure.NewLoop(time.Now(), 40*int(in.rate*(in.warm+in.window).Seconds())+4096)
 	line := rival.Open(in.rate, in.waiters)
 	defer line.Stop()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 
 	for i := range in.waiters {
@@ -303,19 +306,15 @@ func measureSpacing(in input) (result, error) {
 	before := readMeter(loop.Began)
 	time.Sleep(in.window)
 	after := readMeter(loop.Began)
-	if work.goroutines > 0 && load.pieces() == 0 {
-		return result{}, fmt.Errorf("the load %q has done nothing", in.load)
-	}
+	require.True(t, work.goroutines == 0 || load.pieces() > 0, "the load has done nothing")
 	all, err := loop.Departures()
-	if err != nil {
-		return result{}, err
-	}
+	require.NoError(t, err)
 	d := measure.DeparturesWithin(before.at, after.at, measure.Interval(in.rate), all)
 	each := float64(max(1, d.Count()))
 	return result{
 		Spacing: d.Spacing(), Burst: d.Burst(),
 		CPU: (after.cpu - before.cpu) / each, Allocs: float64(after.mallocs-before.mallocs) / each,
-	}, nil
+	}
 }
 
 // A meter is the usage of the process up to an instant.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -49,11 +50,22 @@ func start(t testing.TB, log string, command *exec.Cmd) *process {
 	return p
 }
 
-// watch starts a guard that kills the process when this one ends without having done so,
+// Listening starts a program that listens on an address, and returns its number as soon as it does. When the test ends,
+// the program is asked to end. Its output goes to the file log.
+func Listening(t testing.TB, address, log string, command *exec.Cmd) (pid int) {
+	t.Helper()
+	p := start(t, log, command)
+	t.Cleanup(func() { p.stop(t, syscall.SIGTERM) })
+	eventually(t, p, func() error { return canConnect(address) })
+	return command.Process.Pid
+}
+
+// watch starts a guard that ends the process when this one ends without having done so,
 // as after a panic or a timeout of the test. It reads from a pipe which ends with this
 // process.
 func (p *process) watch() error {
-	p.guard = exec.Command("sh", "-c", `read -r _ || kill -9 "$1"`, "sh", strconv.Itoa(p.command.Process.Pid))
+	// nginx ends its workers when it is asked to end, and leaves them behind when it is killed.
+	p.guard = exec.Command("sh", "-c", `read -r _ || { kill "$1"; sleep 1; kill -9 "$1"; }`, "sh", strconv.Itoa(p.command.Process.Pid))
 	pipe, err := p.guard.StdinPipe()
 	if err != nil {
 		return err

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log"
-	"net"
 	"os"
 	"testing"
 	"testing/synctest"
@@ -28,28 +26,31 @@ type pace struct {
 var self = Experiment{
 	Name: "self", What: "itself", Note: "It tells who measures.",
 	Groups: func(o Options) []Group {
-		here := func(context.Context) (pace, error) { return pace{PID: float64(os.Getpid())}, nil }
 		return []Group{{Cases: []Case{
-			One("Self", 2, here),
-			One("Virtual", 1, InTest(func(t *testing.T) (found pace) {
+			One("Self", 2, func(*testing.T) pace { return pace{PID: float64(os.Getpid())} }),
+			One("Virtual", 1, func(t *testing.T) (found pace) {
 				synctest.Test(t, func(*testing.T) {
 					start := time.Now()
 					time.Sleep(time.Hour)
 					found.Time = time.Since(start)
 				})
 				return found
-			})),
-			One("Nobody", 1, func(context.Context) (pace, error) { return pace{}, errors.New("nobody is there") }),
+			}),
+			One("Nobody", 1, func(t *testing.T) pace {
+				t.Fatal("nobody is there")
+				return pace{}
+			}),
 		}}}
 	},
-	Conclude: func(r *report.Report, _ Options) error { r.Note = " All have been measured."; return nil },
+	Conclude: func(r *report.Report, _ Options) error { r.Note += " All have been measured."; return nil },
 }
 
 func TestEachCaseIsMeasuredInAChildProcess(t *testing.T) {
 	var said bytes.Buffer
 	r, err := self.Run(t.Context(), Options{Log: log.New(&said, "", 0)})
-	require.EqualError(t, err, "Nobody: exit status 1: nobody is there", "it costs only its own results")
-	require.Contains(t, said.String(), "Nobody is measured once more: exit status 1: nobody is there\n")
+	require.ErrorContains(t, err, "Nobody: exit status 1: --- FAIL", "it costs only its own results")
+	require.ErrorContains(t, err, "nobody is there")
+	require.Contains(t, said.String(), "Nobody is measured once more: exit status 1")
 	require.Len(t, r.Lines, 3)
 	require.Equal(t, "Self", r.Lines[1].Name)
 	require.NotEqual(t, float64(os.Getpid()), report.Median(r.Lines[:1], "Self", "pid"))
@@ -65,9 +66,9 @@ var forEver = NewChild("for-ever", func(int) (int, error) {
 func TestAChildThatIsNotKnownSaysSo(t *testing.T) {
 	_, err := ChildProcess[int, int]("nothing").Take(t.Context(), 1)
 	require.ErrorContains(t, err, `no child process is named "nothing"`)
-	_, err = InChild(Options{})(t.Context(), Case{Name: "Nothing"})
+	_, err = InChild(t.Context(), Options{}, Case{Name: "Nothing"})
 	require.ErrorContains(t, err, `no case is named "Nothing"`)
-	require.Panics(t, func() { Register("for-ever", func(io.Reader, io.Writer) error { return nil }) })
+	require.Panics(t, func() { NewChild("for-ever", func(int) (int, error) { return 0, nil }) })
 }
 
 func TestAnInterruptEndsTheChild(t *testing.T) {
@@ -77,16 +78,21 @@ func TestAnInterruptEndsTheChild(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
+// takeHere takes cases in this process. measure returns the figure of the case with that name.
+func takeHere(ctx context.Context, measure func(name string) (float64, error), groups ...Group) ([]report.Line, error) {
+	return take(ctx, Options{}, func(c Case) ([]report.Line, error) {
+		found, err := measure(c.Name)
+		return []report.Line{{Name: c.Name, Figures: []report.Figure{{Value: found, Unit: "ns"}}}}, err
+	}, groups...)
+}
+
 // Each case appends its name, so that the order is seen.
 func TestCasesTakeTurnsAndAnotherBeginsEachRound(t *testing.T) {
 	order := ""
-	of := func(name string, rounds int) Case {
-		return One(name, rounds, func(context.Context) (pace, error) {
-			order += name
-			return pace{Time: time.Duration(len(order))}, nil
-		})
-	}
-	lines, err := Take(t.Context(), Options{}, Here, Group{Cases: []Case{of("a", 3), of("b", 3), of("c", 3), of("d", 1)}}, Group{Cases: []Case{of("e", 2)}})
+	lines, err := takeHere(t.Context(), func(name string) (float64, error) {
+		order += name
+		return float64(len(order)), nil
+	}, Group{Cases: []Case{{Name: "a", Rounds: 3}, {Name: "b", Rounds: 3}, {Name: "c", Rounds: 3}, {Name: "d", Rounds: 1}}}, Group{Cases: []Case{{Name: "e", Rounds: 2}}})
 	require.NoError(t, err)
 	require.Equal(t, "abcd"+"bca"+"cab"+"ee", order)
 	require.Len(t, lines, 12)
@@ -98,22 +104,26 @@ func TestCasesTakeTurnsAndAnotherBeginsEachRound(t *testing.T) {
 // With one of them waiting for the other, each by itself would never end.
 func TestCasesAreMeasuredAtOnce(t *testing.T) {
 	meet := make(chan struct{})
-	lines, err := Take(t.Context(), Options{}, Here, Group{AtOnce: true, Cases: []Case{
-		One("a", 1, func(context.Context) (pace, error) { <-meet; return pace{}, nil }),
-		One("b", 1, func(context.Context) (pace, error) { meet <- struct{}{}; return pace{}, nil }),
-	}})
+	lines, err := takeHere(t.Context(), func(name string) (float64, error) {
+		if name == "a" {
+			<-meet
+		} else {
+			meet <- struct{}{}
+		}
+		return 0, nil
+	}, Group{AtOnce: true, Cases: []Case{{Name: "a", Rounds: 1}, {Name: "b", Rounds: 1}}})
 	require.NoError(t, err)
 	require.Len(t, lines, 2)
 }
 
 func TestACaseThatFailsOnceIsMeasuredOnceMore(t *testing.T) {
 	calls := 0
-	lines, err := Take(t.Context(), Options{}, Here, Group{Cases: []Case{One("a", 2, func(context.Context) (pace, error) {
+	lines, err := takeHere(t.Context(), func(string) (float64, error) {
 		if calls++; calls == 1 {
-			return pace{}, errors.New("lost")
+			return 0, errors.New("lost")
 		}
-		return pace{}, nil
-	})}})
+		return 0, nil
+	}, Group{Cases: []Case{{Name: "a", Rounds: 2}}})
 	require.NoError(t, err)
 	require.Len(t, lines, 2)
 }
@@ -122,27 +132,13 @@ func TestAnInterruptEndsTheRounds(t *testing.T) {
 	for _, atOnce := range []bool{false, true} {
 		ctx, interrupt := context.WithCancel(t.Context())
 		calls := 0
-		lines, err := Take(ctx, Options{}, Here, Group{AtOnce: atOnce, Cases: []Case{One("a", 5, func(context.Context) (pace, error) {
+		lines, err := takeHere(ctx, func(string) (float64, error) {
 			calls++
 			interrupt()
-			return pace{}, nil
-		})}})
+			return 0, nil
+		}, Group{AtOnce: atOnce, Cases: []Case{{Name: "a", Rounds: 5}}})
 		require.ErrorIs(t, err, context.Canceled)
 		require.Empty(t, lines)
 		require.Equal(t, 1, calls)
-	}
-}
-
-func TestEachFreeAddressIsAnother(t *testing.T) {
-	seen := map[string]bool{}
-	for range 50 {
-		address, err := FreeAddress()
-		require.NoError(t, err)
-		require.False(t, seen[address])
-		seen[address] = true
-		at, err := net.ResolveTCPAddr("tcp", address)
-		require.NoError(t, err)
-		require.True(t, at.IP.IsLoopback())
-		require.Less(t, at.Port, 32768, "no client gets it")
 	}
 }
