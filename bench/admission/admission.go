@@ -201,8 +201,7 @@ func meetShaper(l shaper.Limits, waiting int, call func(s *shaper.Shaper, live, 
 	return func(t *testing.T) func() bool {
 		s := rivals.Must(shaper.New(l))
 		s.Allow()
-		line, err := measure.Gather(waiting, func(int) { _ = s.Wait(context.Background()) })
-		require.NoError(t, err)
+		line := measure.Gather(t, waiting, func(int) { _ = s.Wait(context.Background()) })
 		require.Equal(t, waiting, s.Stats().Waiting, "so many wait in the line")
 		t.Cleanup(func() {
 			_ = s.Close()

@@ -162,7 +162,7 @@ var Hole = run.Experiment{
 		var all []run.Case
 		for _, name := range []string{rivals.Ours, "x-time", "failsafe", "naive"} {
 			all = append(all, run.One("Hole/limiter="+name, o.Times(5, 1), func(t *testing.T) holeFound {
-				took, err := hole(rivals.Named(name))
+				took, err := hole(t, rivals.Named(name))
 				require.NoError(t, err)
 				return holeFound{took}
 			}))
@@ -188,7 +188,7 @@ type holeFound struct {
 // would be shorter for all limiters by the same few milliseconds, which is more
 // of a short time than of a long one. Each waiter has a context of its own, as
 // requests do; the contexts of the 900 have a parent, which is cancelled.
-func hole(r rivals.Rival) (time.Duration, error) {
+func hole(t testing.TB, r rivals.Rival) (time.Duration, error) {
 	rival := r.Open(holeLimit, holeWaiting)
 	defer rival.Stop()
 	leaving, giveUp := context.WithCancel(context.Background())
@@ -219,11 +219,7 @@ func hole(r rivals.Rival) (time.Duration, error) {
 		n    int
 		wait func(int)
 	}{{holeStay, stays}, {holeWaiting - 2*holeStay, goes}, {holeStay, stays}} {
-		w, err := measure.Gather(group.n, group.wait)
-		if err != nil {
-			return 0, err
-		}
-		line = append(line, w)
+		line = append(line, measure.Gather(t, group.n, group.wait))
 	}
 	giveUp()
 	staying.Wait()

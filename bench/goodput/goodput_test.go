@@ -41,7 +41,7 @@ func TestAHoleWithARefusalIsAnError(t *testing.T) {
 	refusing := rivals.Rival{Open: func(float64, int) rivals.Line {
 		return rivals.Line{Wait: func(context.Context) error { return naive.ErrFull }, Stop: func() {}}
 	}}
-	_, err := hole(refusing)
+	_, err := hole(t, refusing)
 	require.ErrorIs(t, err, naive.ErrFull)
 }
 
@@ -55,7 +55,7 @@ func TestHoleInVirtualTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				took, err := hole(rivals.Named(name))
+				took, err := hole(t, rivals.Named(name))
 				require.NoError(t, err)
 				require.Equal(t, want, took.Round(time.Millisecond))
 			})

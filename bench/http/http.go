@@ -257,17 +257,14 @@ func (k kind) memoryOf(t *testing.T, h http.Handler, connections int) (found wai
 		_, err := callers.Take(t.Context(), callersInput{address, k.body, connections})
 		called <- err
 	}()
-	err = measure.StandStill(func() (bool, error) {
+	measure.StandStill(t, func() bool {
 		select {
 		case err := <-called:
-			return false, errors.Join(errors.New("the callers have ended"), err)
+			t.Fatalf("the callers have ended: %v", err)
 		case <-time.After(time.Millisecond):
-			return came.Load() >= int64(connections), nil
 		}
+		return came.Load() >= int64(connections)
 	})
-	if err != nil {
-		return found, err
-	}
 	found.Bytes = (measure.ResidentBytes() - before) / float64(connections)
 	if n := left.Load(); n > 0 {
 		return found, fmt.Errorf("%d of %d requests did not wait", n, connections)
@@ -389,8 +386,7 @@ func openShaper(t *testing.T, s setup) http.Handler {
 		line.Allow()
 	}
 	if s.outcome == refused {
-		_, err := measure.Gather(fullLine, func(int) { _ = line.Wait(context.Background()) })
-		require.NoError(t, err)
+		measure.Gather(t, fullLine, func(int) { _ = line.Wait(context.Background()) })
 		require.Equal(t, fullLine, line.Stats().Waiting)
 	}
 	return shaper.Middleware(line)(s.next)
@@ -409,8 +405,7 @@ func openThrottle(t *testing.T, s setup) http.Handler {
 		occupying = 2 // One is served and one waits.
 	}
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
-	_, err := measure.Gather(occupying, func(int) { h.ServeHTTP(httptest.NewRecorder(), request) })
-	require.NoError(t, err)
+	measure.Gather(t, occupying, func(int) { h.ServeHTTP(httptest.NewRecorder(), request) })
 	return h
 }
 

@@ -45,7 +45,7 @@ var Experiment = run.Experiment{
 		var cancels []run.Case
 		for _, name := range []string{rivals.Ours, "x-time", "failsafe"} {
 			cancels = append(cancels, run.One(fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting), o.Times(3, 1), func(t *testing.T) cancelFound {
-				found, err := cancelOf(rivals.Named(name), manyWaiting, manyWaiting/50)
+				found, err := cancelOf(t, rivals.Named(name), manyWaiting, manyWaiting/50)
 				require.NoError(t, err)
 				return found
 			}))
@@ -69,7 +69,7 @@ type cancelFound struct {
 }
 
 // cancelOf lets some callers all over a line give up, one after another.
-func cancelOf(r rivals.Rival, waiting, cancels int) (found cancelFound, err error) {
+func cancelOf(t *testing.T, r rivals.Rival, waiting, cancels int) (found cancelFound, err error) {
 	rival := r.Open(slowLimit, waiting)
 	defer rival.Stop()
 	var (
@@ -81,14 +81,10 @@ func cancelOf(r rivals.Rival, waiting, cancels int) (found cancelFound, err erro
 	for i := range waiting {
 		contexts[i], giveUp[i] = context.WithCancel(all)
 	}
-	line, err := measure.Gather(waiting, func(i int) {
+	line := measure.Gather(t, waiting, func(i int) {
 		_ = rival.Wait(contexts[i])
 		returned <- time.Now()
 	})
-	if err != nil {
-		cancelAll()
-		return found, err
-	}
 	if n := len(returned); n > waiting/10 {
 		cancelAll()
 		return found, fmt.Errorf("%d of %d did not wait", n, waiting)
@@ -124,7 +120,6 @@ type memoryFound struct {
 // memoryOf ends while all of them wait, as some cannot be stopped. Each has a context of its own, or all
 // have [context.Background].
 func memoryOf(t *testing.T, limiter string, waiting int, ownContext bool) memoryFound {
-	var err error
 	never := make(chan struct{})
 	wait := rivals.Wait(func(context.Context) error { <-never; return nil })
 	before := measure.ResidentBytes()
@@ -133,15 +128,14 @@ func memoryOf(t *testing.T, limiter string, waiting int, ownContext bool) memory
 	}
 	ctx := context.Background()
 	if ownContext && limiter != bareGoroutine {
-		_, err = measure.Gather(waiting, func(int) {
+		measure.Gather(t, waiting, func(int) {
 			own, cancel := context.WithCancel(ctx)
 			_ = wait(own)
 			cancel()
 		})
 	} else {
-		_, err = measure.Gather(waiting, func(int) { _ = wait(ctx) })
+		measure.Gather(t, waiting, func(int) { _ = wait(ctx) })
 	}
-	require.NoError(t, err)
 	// A few leave meanwhile, one a second. Callers that were refused would take
 	// no memory, and would make the limiter look thrifty.
 	require.GreaterOrEqual(t, measure.Goroutines("waiting"), uint64(waiting-waiting/100), "so many goroutines wait")

@@ -125,11 +125,7 @@ func idleGroups(o run.Options) (groups []run.Group) {
 					continue
 				}
 			}
-			var group run.Group
-			for _, limiter := range idleLimiters {
-				group.Cases = append(group.Cases, caseOf("Spacing", rounds, input{limiter, at.rate, waiters, idle, idleWarm, window}))
-			}
-			groups = append(groups, group)
+			groups = append(groups, run.Group{Cases: cases("Spacing", rounds, idleLimiters, input{"", at.rate, waiters, idle, idleWarm, window})})
 		}
 	}
 	return groups
@@ -145,14 +141,8 @@ func busyGroups(o run.Options) (groups []run.Group) {
 				}
 				once, window = nil, 600*time.Millisecond
 			}
-			var group run.Group
-			for _, limiter := range busyCompared {
-				group.Cases = append(group.Cases, caseOf("Busy", o.Times(3, 1), input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
-			}
-			for _, limiter := range once {
-				group.Cases = append(group.Cases, caseOf("Busy", 1, input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
-			}
-			groups = append(groups, group)
+			in := input{"", at.rate, at.waiters, l.name, busyWarm, window}
+			groups = append(groups, run.Group{Cases: append(cases("Busy", o.Times(3, 1), busyCompared, in), cases("Busy", 1, once, in)...)})
 		}
 	}
 	return groups
@@ -161,18 +151,20 @@ func busyGroups(o run.Options) (groups []run.Group) {
 // fairBusyGroups are beside loops that never wait: what a load does to a line is seen there.
 func fairBusyGroups(o run.Options) (groups []run.Group) {
 	for _, at := range busyRates {
-		var group run.Group
-		for _, limiter := range []string{rivals.Ours, rivals.Fair, rivals.FairOutside} {
-			group.Cases = append(group.Cases, caseOf("FairBusy", o.Times(3, 1), input{limiter, at.rate, at.waiters, "loops", busyWarm, 2 * time.Second}))
-		}
-		groups = append(groups, group)
+		in := input{"", at.rate, at.waiters, "loops", busyWarm, 2 * time.Second}
+		groups = append(groups, run.Group{Cases: cases("FairBusy", o.Times(3, 1), []string{rivals.Ours, rivals.Fair, rivals.FairOutside}, in)})
 	}
 	return groups
 }
 
-func caseOf(what string, rounds int, in input) run.Case {
-	name := nameOf(what, in.limiter, in.rate, in.waiters, in.load)
-	return run.One(name, rounds, func(t *testing.T) result { return measureSpacing(t, in) })
+// cases returns a case for each limiter.
+func cases(what string, rounds int, limiters []string, in input) (all []run.Case) {
+	for _, in.limiter = range limiters {
+		one := in
+		name := nameOf(what, one.limiter, one.rate, one.waiters, one.load)
+		all = append(all, run.One(name, rounds, func(t *testing.T) result { return measureSpacing(t, one) }))
+	}
+	return all
 }
 
 func nameOf(what, limiter string, rate float64, waiters int, load string) string {

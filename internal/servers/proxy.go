@@ -35,23 +35,14 @@ type Proxy struct {
 // StartProxy returns a proxy for the server at the address target, which ends with the test.
 func StartProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
-	p, err := NewProxy(target)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatalf("servers: no proxy: %v", err)
 	}
-	t.Cleanup(p.Close)
-	return p
-}
-
-// NewProxy is StartProxy for a program that is no test. The proxy must be closed.
-func NewProxy(target string) (*Proxy, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
 	p := &Proxy{Addr: listener.Addr().String(), listener: listener, target: target, links: map[*link]struct{}{}}
 	p.running.Go(p.accept)
-	return p, nil
+	t.Cleanup(p.Close)
+	return p
 }
 
 // Close ends the proxy and all its connections.

@@ -8,6 +8,7 @@ import (
 	"runtime/metrics"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/aclements/go-moremath/stats"
@@ -135,7 +136,8 @@ const stillWithin = time.Minute
 // have come and stand still: each is parked, or has returned already. They come
 // one after another, but where they contend for a lock some may get into the
 // line before those ahead of them.
-func Gather(n int, wait func(i int)) (*Waiters, error) {
+func Gather(t testing.TB, n int, wait func(i int)) *Waiters {
+	t.Helper()
 	w := new(Waiters)
 	w.All.Add(n)
 	for i := range n {
@@ -150,31 +152,28 @@ func Gather(n int, wait func(i int)) (*Waiters, error) {
 			runtime.Gosched()
 		}
 	}
-	return w, StandStill(func() (come bool, err error) { return true, nil })
+	StandStill(t, func() (come bool) { return true })
+	return w
 }
 
 // StandStill returns when nothing but its own goroutine runs any more. look is called again and again, and
 // reports whether all has come that is to stand still.
-func StandStill(look func() (come bool, err error)) error {
+func StandStill(t testing.TB, look func() (come bool)) {
+	t.Helper()
 	// One look may be a little off, as goroutines go on meanwhile. One that runs
 	// counts too, as it may hold the lock for which the others are parked.
 	start := time.Now()
 	for still := 0; still < 10; still++ {
-		come, err := look()
-		if err != nil {
-			return err
-		}
-		if !come || Goroutines("runnable") > 0 {
+		if !look() || Goroutines("runnable") > 0 {
 			still = 0
 			runtime.Gosched()
 		} else if Goroutines("running") > 1 {
 			still = 0
 		}
 		if time.Since(start) > stillWithin {
-			return fmt.Errorf("not all has come, or something still runs, after %v", stillWithin)
+			t.Fatalf("not all has come, or something still runs, after %v", stillWithin)
 		}
 	}
-	return nil
 }
 
 // Goroutines returns how many goroutines of this process are in a state that

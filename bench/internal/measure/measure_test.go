@@ -68,12 +68,11 @@ func TestResidentMemoryGrowsWithWhatIsInUse(t *testing.T) {
 func TestWaitersStandStillWhenGathered(t *testing.T) {
 	const n = 1000
 	never := make(chan struct{})
-	w, err := Gather(n, func(i int) {
+	w := Gather(t, n, func(i int) {
 		if i%2 == 0 {
 			<-never
 		}
 	})
-	require.NoError(t, err)
 	require.EqualValues(t, n, w.came.Load())
 	require.GreaterOrEqual(t, Goroutines("waiting"), uint64(n/2))
 	close(never)
