@@ -63,17 +63,19 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	}
 	switch {
 	case a.filter.omitted > 0:
-		d.NoteOmitted(a.filter.omitted)
+		d.Note("%s of other statuses or paths are left out (-status, -path)", report.Requests(a.filter.omitted))
 	case d.From == nil && stats.Records > 0 && ctx.Err() == nil:
-		d.Notes = append(d.Notes, "no request of the log is within -from and -to")
+		d.Note("no request of the log is within -from and -to")
 	}
 	if d.From != nil {
 		for _, part := range maker.Untold() {
-			d.Notes = append(d.Notes, untold(part))
+			d.Note("%s", untold(part))
 		}
 	}
 	d.Key = strings.Join(a.key, " ")
-	d.NoteStrangers(maker.Strangers())
+	if n, one := maker.Strangers(); n > 0 {
+		d.Note("the client of %s is no address, such as %q", report.Requests(n), one)
+	}
 	d.SetLog(stats, a.options.Spread)
 	if err := a.write(s, d, &result); err != nil {
 		return exitFailed, err

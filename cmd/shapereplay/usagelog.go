@@ -91,7 +91,7 @@ func (a *arguments) replayUsage(ctx context.Context, s streams) (status int, err
 	}
 	d := quota.NewDocument(simulation.Result(), ctx.Err() != nil, stats)
 	if d.From == nil && stats.Records > 0 && ctx.Err() == nil {
-		d.Notes = append(d.Notes, "no call of the log is within -from and -to")
+		d.Note("no call of the log is within -from and -to")
 	}
 	if len(a.output) > 0 {
 		err = report.WriteJSON(s.out, d)

@@ -347,23 +347,21 @@ func (w *w3c) parse(line []byte, e *entry) Reason {
 
 // begin makes the pattern of the lines. The first of the lines tells what stands between fields.
 func (w *w3c) begin(line []byte) bool {
-	between := []byte(" ")
-	p := &pattern{texts: w.texts, header: w.o.Header, stamp: End, plain: asItIs, value: plus, day: w.day}
+	between, value := " ", plus
 	if bytes.IndexByte(line, '\t') >= 0 {
-		between, p.value = []byte("\t"), unmark('%') // as CloudFront writes it
+		between, value = "\t", unmark('%') // as CloudFront writes it
 	}
-	if w.o.Stamp != "" {
-		p.stamp = w.o.Stamp
-	}
-	for _, name := range w.names {
+	p := newEmptyPattern(w.o, w.texts, End)
+	p.plain, p.value, p.day = asItIs, value, w.day
+	for i, name := range w.names {
 		v, known := w3cFields[name]
 		if !known {
 			v = variable{what: ofHeader, name: strings.TrimSuffix(strings.TrimPrefix(name, "cs("), ")")}
 		}
-		p.fields = append(p.fields, field{variable: v, until: between})
-	}
-	if n := len(p.fields); n > 0 {
-		p.fields[n-1].until = nil
+		if i > 0 {
+			p.follow(between)
+		}
+		p.fields = append(p.fields, field{variable: v})
 	}
 	if p.check() != nil {
 		return false

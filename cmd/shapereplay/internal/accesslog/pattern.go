@@ -2,6 +2,7 @@ package accesslog
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -122,12 +123,14 @@ func variableOf(name string) variable {
 
 var variableName = regexp.MustCompile(`\$(?:\{(\w+)\}|(\w+|[-*?+]))`)
 
+// newEmptyPattern returns a pattern without fields.
+func newEmptyPattern(o Options, t *texts, stamp Stamp) *pattern {
+	return &pattern{texts: t, header: o.Header, stamp: cmp.Or(o.Stamp, stamp), plain: unescape, value: unescape}
+}
+
 // newPattern returns the pattern with a text. The error names the fault of the text.
 func newPattern(o Options, t *texts, stamp Stamp, text string) (*pattern, error) {
-	p := &pattern{texts: t, header: o.Header, stamp: stamp, plain: unescape, value: unescape}
-	if o.Stamp != "" {
-		p.stamp = o.Stamp
-	}
+	p := newEmptyPattern(o, t, stamp)
 	from := 0
 	for _, at := range variableName.FindAllStringSubmatchIndex(text, -1) {
 		name := text[max(at[2], at[4]):max(at[3], at[5])]

@@ -61,7 +61,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -198,8 +197,8 @@ func (r *Reader) arrive(e *entry, at int64) {
 	e.At = time.Unix(0, r.last).UTC()
 }
 
-// Stats returns the counts so far.
-func (r *Reader) Stats() Stats { return r.stats.clone() }
+// Stats returns the counts so far. They are good until the next call of Next.
+func (r *Reader) Stats() Stats { return r.stats }
 
 // Progress returns how many bytes of the files have been read, before decompression, and
 // how many there are. The total is 0 if it is not known, as of a pipe.
@@ -359,13 +358,6 @@ func (s *Stats) add(b Broken, line []byte) {
 		b.Excerpt = excerpt(line)
 		s.Examples = append(s.Examples, b)
 	}
-}
-
-// clone returns a copy that does not change.
-func (s *Stats) clone() Stats {
-	c := *s
-	c.Heads, c.Broken, c.Examples = maps.Clone(s.Heads), maps.Clone(s.Broken), slices.Clone(s.Examples)
-	return c
 }
 
 const excerptWidth = 120 // characters

@@ -56,21 +56,21 @@ func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 	}
 	for _, team := range slices.Sorted(maps.Keys(r.Setup.Weights)) {
 		if d.From != nil && !known[team] {
-			d.note("-weights names %s, and no call is of that team", report.Quoted(team))
+			d.Note("-weights names %s, and no call is of that team", report.Quoted(team))
 		}
 	}
 	if r.NotRun > 0 {
-		d.note("%s refused then, or the client went while it waited: nobody knows how long such a call would have taken. "+
+		d.Note("%s refused then, or the client went while it waited: nobody knows how long such a call would have taken. "+
 			"It is replayed with its estimate, which stands", calls(r.NotRun, "was", "were"))
 	}
 	if r.Unknown > 0 {
-		d.note("%s ended without a usage: the estimate of each stands", calls(r.Unknown, "has", "have"))
+		d.Note("%s ended without a usage: the estimate of each stands", calls(r.Unknown, "has", "have"))
 	}
 	if r.Setup.Provider == "openai" && d.Calls > 0 {
-		d.note("OpenAI counts a call when it begins, so all estimates stand; for a server that only speaks like OpenAI's, -provider openai-compatible settles with what was used")
+		d.Note("OpenAI counts a call when it begins, so all estimates stand; for a server that only speaks like OpenAI's, -provider openai-compatible settles with what was used")
 	}
 	if r.Settled.Forfeited > r.Settled.GivenBack {
-		d.note("more of what was reserved has drained before it could be given back than was given back: a larger -burst may let more calls leave")
+		d.Note("more of what was reserved has drained before it could be given back than was given back: a larger -burst may let more calls leave")
 	}
 	var lines report.Document
 	lines.SetLog(log, false)
@@ -78,7 +78,8 @@ func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 	return d
 }
 
-func (d *Document) note(format string, args ...any) {
+// Note adds a note.
+func (d *Document) Note(format string, args ...any) {
 	d.Notes = append(d.Notes, fmt.Sprintf(format, args...))
 }
 

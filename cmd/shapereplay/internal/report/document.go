@@ -91,7 +91,7 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 		d.Rules = append(d.Rules, shown)
 	}
 	if without > 0 {
-		d.note("the rules of %s have no candidate: here these leave at once", requests(without))
+		d.Note("the rules of %s have no candidate: here these leave at once", Requests(without))
 	}
 	d.RefusedMost, d.WaitedLongest = keysOf(r.RefusedMost(keys)), keysOf(r.WaitedLongest(keys))
 	return d
@@ -121,9 +121,9 @@ func Search(r simulate.Result, goal string, all []find.Found) *Document {
 		d.noteInFlight(f.Rule.Key, f.Rule.Limits.InFlight)
 		switch {
 		case !f.OK:
-			d.note("%s: no rate keeps to it: too many requests came at the same instant; a wait, more burst or -spread may help", ruleName(f.Rule.Key))
+			d.Note("%s: no rate keeps to it: too many requests came at the same instant; a wait, more burst or -spread may help", ruleName(f.Rule.Key))
 		case f.Lowest:
-			d.note("%s: %s is the lowest rate that is tried; its burst alone is enough for each key of this log", ruleName(f.Rule.Key), f.Outcome.Limits)
+			d.Note("%s: %s is the lowest rate that is tried; its burst alone is enough for each key of this log", ruleName(f.Rule.Key), f.Outcome.Limits)
 		}
 	}
 	return d
@@ -140,38 +140,27 @@ func newDocument(r simulate.Result) *Document {
 		d.From, d.To = &first, &last
 	}
 	if r.NoRule > 0 {
-		d.note("no rule matches the key of %s, and there is no default: a Group fails such calls", requests(r.NoRule))
+		d.Note("no rule matches the key of %s, and there is no default: a Group fails such calls", Requests(r.NoRule))
 	}
 	return d
 }
 
-func (d *Document) note(format string, args ...any) {
+// Note adds a note.
+func (d *Document) Note(format string, args ...any) {
 	d.Notes = append(d.Notes, fmt.Sprintf(format, args...))
-}
-
-// NoteStrangers says how many requests have a client that is no address, with an example.
-func (d *Document) NoteStrangers(n int, one string) {
-	if n > 0 {
-		d.note("the client of %s is no address, such as %s", requests(n), strconv.Quote(one))
-	}
-}
-
-// NoteOmitted says how many requests a filter has left out.
-func (d *Document) NoteOmitted(n int) {
-	d.note("%s of other statuses or paths are left out (-status, -path)", requests(n))
 }
 
 func (d *Document) noteInFlight(rule string, n int) {
 	if n > 0 {
-		d.note("%s: inflight %d is not simulated, as a log does not tell how long a request takes that leaves at another instant: there may be more waiting", ruleName(rule), n)
+		d.Note("%s: inflight %d is not simulated, as a log does not tell how long a request takes that leaves at another instant: there may be more waiting", ruleName(rule), n)
 	}
 }
 
 // ruleName returns the key of a rule as it is shown.
 func ruleName(key string) string { return cmp.Or(key, "(default)") }
 
-// requests returns how many requests, in words.
-func requests(n int) string {
+// Requests returns how many requests, in words.
+func Requests(n int) string {
 	if n == 1 {
 		return "1 request"
 	}

@@ -50,15 +50,10 @@ type Simulation struct {
 	rules   *config.Rules
 	options Options
 
-	first, last time.Time // arrivals
-	now         time.Duration
-	clock       *clock // nil: no series are kept
-
+	now    time.Duration
+	clock  *clock           // nil: no series are kept
 	byRule map[string]*Rule // the rules that were met, by their keys
-	keys   map[string]*Key
-	noRule int
-
-	refused map[string]int // requests by the address of the client
+	result Result           // without what is added up of the rules
 }
 
 // A Key is a key, and the fate of its requests.
@@ -87,7 +82,7 @@ type Rule struct {
 
 // New returns a Simulation to which no request has come yet.
 func New(rules *config.Rules, o Options) *Simulation {
-	s := &Simulation{rules: rules, options: o, byRule: map[string]*Rule{}, keys: map[string]*Key{}, refused: map[string]int{}}
+	s := &Simulation{rules: rules, options: o, byRule: map[string]*Rule{}, result: Result{keys: map[string]*Key{}, refused: map[string]int{}}}
 	if o.Series {
 		s.clock = newClock()
 	}
@@ -98,30 +93,31 @@ func New(rules *config.Rules, o Options) *Simulation {
 // request before it; if it is, it is taken for the same. address is the client's
 // address, as it is to be exported, or "".
 func (s *Simulation) Arrive(at time.Time, key, address string) {
-	if s.first.IsZero() {
-		s.first, s.last = at, at
+	result := &s.result
+	if result.First.IsZero() {
+		result.First, result.Last = at, at
 	}
-	if at.After(s.last) {
-		s.last, s.now = at, at.Sub(s.first)
+	if at.After(result.Last) {
+		result.Last, s.now = at, at.Sub(result.First)
 	}
-	k := s.keys[key]
+	k := result.keys[key]
 	if k == nil {
 		k = &Key{Key: key, Rule: s.ruleOf(key)}
-		s.keys[key] = k
+		result.keys[key] = k
 		if k.Rule != nil {
 			k.Rule.Keys = append(k.Rule.Keys, k)
 		}
 	}
 	if k.Rule == nil {
 		k.Requests++
-		s.noRule++
+		result.NoRule++
 		return
 	}
 	if s.options.Arrivals {
 		k.Arrivals = append(k.Arrivals, s.now)
 	}
 	if fate := k.arrive(s.now); fate.Result != replay.Departed && address != "" {
-		s.refused[address]++
+		result.refused[address]++
 	}
 }
 
@@ -178,13 +174,15 @@ type Result struct {
 	NoRule      int       // requests whose key no rule matches; a Group fails their calls
 	Keys        int
 	Rules       []*Rule // in the order of their keys, also those that no request has met
-	keys        map[string]*Key
-	refused     map[string]int // requests by address
+
+	keys    map[string]*Key
+	refused map[string]int // requests by the address of the client
 }
 
 // Result returns the fate of all requests so far.
 func (s *Simulation) Result() Result {
-	result := Result{First: s.first, Last: s.last, NoRule: s.noRule, Keys: len(s.keys), keys: s.keys, refused: s.refused}
+	result := s.result
+	result.Keys = len(result.keys)
 	for rule := range s.rules.All() {
 		r := s.byRule[rule.Key]
 		if r == nil {
