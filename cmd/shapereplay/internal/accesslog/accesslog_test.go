@@ -202,21 +202,6 @@ func TestLinesAreReadAsIsShownBelowThem(t *testing.T) {
 	}
 }
 
-// Caddy's logs have fields of their own, which would be read instead of those that are
-// given, and nobody would know.
-func TestWhatIsSaidOfAFormatDecidesWhichItIs(t *testing.T) {
-	caddy := `{"ts":1795348800.5,"request":{"remote_ip":"192.0.2.1","method":"GET","uri":"/a"},"duration":0.1,"began":1795348800}` + "\n"
-	records, _ := readText(t, accesslog.Options{}, caddy)
-	require.Equal(t, []string{"400ms /a"}, arrivals(records))
-	fields := accesslog.Fields{"time": "began"}
-	records, _ = readText(t, accesslog.Options{Fields: fields, Stamp: accesslog.Arrival}, caddy)
-	require.Equal(t, []string{"0s /a"}, arrivals(records))
-	_, stats := readText(t, accesslog.Options{Fields: accesslog.Fields{"time": "begun"}}, caddy)
-	require.Equal(t, map[accesslog.Reason]int{accesslog.NoTime: 1}, stats.Broken)
-	_, stats = readText(t, accesslog.Options{Trailing: []string{"time"}}, caddy)
-	require.Equal(t, map[accesslog.Reason]int{accesslog.NotFormat: 1}, stats.Broken)
-}
-
 func TestAFormatThatIsNoneIsAnError(t *testing.T) {
 	for text, begins := range map[string]string{
 		"time,method,path\n1,GET,/\n":            `time,method,path`,
