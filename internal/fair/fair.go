@@ -30,9 +30,10 @@ type Order[T any] struct {
 	next    heap[T] // the line whose head leaves next at the top
 	longest heap[T] // the line that takes longest at the top
 
-	paid     wide   // the tag of the latest departure; see begin
-	heads    uint64 // how many times a line has got a new head
-	admitted uint64 // how many requests have entered
+	paid     wide     // the greatest tag of a departure; see begin
+	latest   *line[T] // of the latest departure; nil: it was undone
+	heads    uint64   // how many times a line has got a new head
+	admitted uint64   // how many requests have entered
 }
 
 // begin is the tag of the first departures. It is so high that nothing is subtracted from it
@@ -150,9 +151,10 @@ func (o *Order[T]) Head() *Item[T] {
 func (o *Order[T]) Depart() {
 	it := o.Head()
 	ln := it.line
-	if o.paid.less(ln.tag) { // It is not if the key has been given something back.
+	if o.paid.less(ln.tag) { // It is not if the key has been given something back, or a dear request has given up.
 		o.paid = ln.tag
 	}
+	o.latest = ln
 	ln.start = ln.start.plus(it.cost, ln.weight)
 	o.unlink(it)
 }
@@ -232,13 +234,14 @@ func (o *Order[T]) GiveBack(key string, cost int64) bool {
 	if ln == nil {
 		return false
 	}
-	had := ln.start
+	had, isLatest := ln.start, ln == o.latest
+	o.latest = nil
 	ln.start, ln.end = ln.start.minus(cost, ln.weight), ln.end.minus(cost, ln.weight)
 	least := mark{wide: o.reached()}.minus(cost, ln.weight).wide
 	if had.less(least) {
 		least = had.wide
 	}
-	if ln.start.less(least) {
+	if !isLatest && ln.start.less(least) {
 		more := least.minus(ln.start.wide)
 		ln.start.wide, ln.end.wide = ln.start.wide.plus(more), ln.end.wide.plus(more)
 	}

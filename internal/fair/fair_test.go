@@ -20,7 +20,8 @@ import (
 type oracle struct {
 	requests []*request // in the order in which they entered
 	keys     map[string]*payer
-	paid     *big.Rat // the tag of the latest departure
+	paid     *big.Rat // the greatest tag of a departure
+	latest   *payer   // of the latest departure; nil: it was undone
 	heads    int
 
 	retryAheadOfAll bool // a mistake: a reentry leaves before the heads of all other keys
@@ -110,6 +111,7 @@ func (o *oracle) depart() {
 		o.paid = tag
 	}
 	p.cost.Add(p.cost, big.NewInt(r.cost))
+	o.latest = p
 	o.drop(r)
 }
 
@@ -134,6 +136,10 @@ func (o *oracle) giveBack(key string, cost int64) {
 	}
 	had := p.after(p.cost)
 	p.cost.Sub(p.cost, big.NewInt(cost))
+	isLatest := p == o.latest
+	if o.latest = nil; isLatest {
+		return
+	}
 	least := (&payer{weight: p.weight, base: o.paid}).after(big.NewInt(-cost))
 	if had.Cmp(least) < 0 {
 		least = had
@@ -360,6 +366,33 @@ func TestARetryAheadOfAllKeysIsTold(t *testing.T) {
 		}
 	}
 	require.Greater(t, told, scripts/2)
+}
+
+// A key may have paid less than others when its dear request gives up. What it gets back for a departure that is undone
+// is nevertheless all that it paid for it.
+func TestATurnIsGivenBackWhole(t *testing.T) {
+	var order fair.Order[string]
+	dear := order.Push("a", 1, 9, "dear")
+	for range 12 {
+		order.Push("b", 1, 1, "b")
+	}
+	for range 5 {
+		order.Depart()
+	}
+	order.Push("a", 1, 3, "gone")
+	for range 8 {
+		order.Push("a", 1, 1, "a")
+	}
+	order.Remove(dear)
+	require.Equal(t, "gone", order.Head().Value)
+	order.Depart()
+	require.True(t, order.GiveBack("a", 3))
+	var left string
+	for order.Head() != nil {
+		left += order.Head().Value
+		order.Depart()
+	}
+	require.Equal(t, "aaaaababababbbb", left, "b has paid for 5 of 12")
 }
 
 // Costs above the most that matters may be told too small, but never as less than that.
