@@ -57,6 +57,7 @@ type composer struct {
 
 	weights []int // that keys may have in a fair script
 	costs   int64 // in a fair script, half of the costs are at most so many units
+	tight   bool  // a fair script has few places, a great Burst, and costs that differ at equal tags: so heads are pushed out
 }
 
 // Random composes a script by chance, and returns it with the model's answers.
@@ -79,6 +80,9 @@ func compose(src *source, fair bool) (Script, []Answer) {
 	if c.script.Fair = fair; fair {
 		c.weights = [][]int{{1}, {1, 2, 3, 10}, {0, 7, 1000, 5000}}[c.below(3)]
 		c.costs = 1 + c.below(8)
+		if c.tight = c.oneIn(3); c.tight {
+			c.weights = []int{1, 2, 3, 5}
+		}
 	}
 	c.capped = c.oneIn(3)
 	c.reserves = c.oneIn(2)
@@ -93,7 +97,11 @@ func compose(src *source, fair bool) (Script, []Answer) {
 		o := c.op()
 		if fair && (o.mayWait() || o.Kind == OpAllow || o.Kind == OpForecast) {
 			o.Key, o.Weight = []string{"", "a", "b", "c", "d"}[c.below(5)], c.weights[c.below(int64(len(c.weights)))]
-			if o.N == 1 && c.oneIn(2) {
+			switch {
+			case o.N != 1 || c.oneIn(2):
+			case c.tight:
+				o.N = (&waiter{Op: &o}).weight()
+			default:
 				o.N += int(c.below(c.costs))
 			}
 		}
@@ -135,6 +143,9 @@ func (c *composer) limits() shaper.Limits {
 		Depth: []int{0, 1, 2, 3, 4, 8, 20, 64}[c.below(8)],
 
 		InFlight: c.seats(),
+	}
+	if c.tight {
+		l.Burst, l.Depth = max(l.Burst, 4), 1+int(c.below(3))
 	}
 	if !valid(l) {
 		l.Burst = 1

@@ -5,6 +5,8 @@ import (
 	"math/big"
 	"slices"
 	"time"
+
+	"example.com/leakybucket/shaper"
 )
 
 // This file is what the model knows of WithFairQueue. A line then has several keys, and stands in the
@@ -282,7 +284,8 @@ func (b *bucket) nextLeavesIn() time.Duration {
 // takesPlace lets a newcomer enter a fair line. If that is full, the request that outlasts the others
 // is refused.
 func (m *simulator) takesPlace(w *waiter) {
-	var over *waiter
+	var over, next *waiter
+	since := m.since
 	if len(m.line)+m.ghosts >= m.limits.Depth && len(m.line) > 0 {
 		if over = m.turns.outlasting(w); over != nil {
 			m.turns.giveUp(over)
@@ -291,10 +294,17 @@ func (m *simulator) takesPlace(w *waiter) {
 				m.leaveOpen("a request is pushed out whose context has ended")
 			}
 			m.refused(over, Answer{Result: QueueFull})
+			next = append(m.line, w)[0]
 		}
 	}
 	m.turns.enter(w)
 	m.arrange(instant(m.now))
+	if m.mistake == HeadPushedLate && m.line[0] == next && next != w {
+		slot, punctual := later(since, m.allowed(m.empty, next.N)), instant(m.now-shaper.DefaultSlack)
+		if slot.Cmp(punctual) < 0 {
+			m.empty = new(big.Rat).Add(m.empty, slot.Sub(punctual, slot))
+		}
+	}
 	if over != nil {
 		a := &m.answers[over.index]
 		a.Retry = m.nextLeavesIn()

@@ -38,6 +38,7 @@ const (
 	NewestPushedOut  // if the line is full, the newest of all is pushed out
 	NewcomerRefused  // if the line is full, the newcomer is refused
 	WeightInverted   // a key of a great weight pays more
+	HeadPushedLate   // if the head is pushed out, the next one counts as late
 
 	ofFair = StartTags
 )
@@ -75,6 +76,7 @@ var mistakes = [...]string{
 	NewestPushedOut:  "the newest of all pushed out",
 	NewcomerRefused:  "a newcomer that is always refused",
 	WeightInverted:   "an inverted weight",
+	HeadPushedLate:   "a head pushed out that leaves the next one late",
 }
 
 // String returns the mistake in a few words.
