@@ -343,7 +343,7 @@ func (f *flow) judgeReentry(now int64, r *request, p phase) (j judgement) {
 		return j
 	}
 	v := f.view()
-	_, ahead := f.lineOrNone().before(r)
+	_, ahead := f.lineOrNone().before(r, nil)
 	j.wait = timeUntil(v.leavesAfter(v.bucketInstants, ahead, r.cost), now)
 	if j.wait == 0 && !(f.waiting() == 0 && f.hasSeat()) {
 		j.wait = 1 // The line is at rest for a while, and so is this one.

@@ -294,9 +294,9 @@ func (q *fairQueue) recordLeft(r *request, at int64) {
 }
 
 // outlasting returns the request in a full line that is refused, so that a newcomer gets its place;
-// nil if there are places, or it is the newcomer that is refused.
+// nil if there are places, it is the newcomer that is refused, or q is nil.
 func (q *fairQueue) outlasting(v *view, r *request) *waiter {
-	if int(v.waiting) < v.depthFor(r) {
+	if q == nil || int(v.waiting) < v.depthFor(r) {
 		return nil
 	}
 	t := r.turn()

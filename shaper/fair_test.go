@@ -47,6 +47,17 @@ func (g *stage) comesWith(ctx context.Context, name string, n int) {
 	g.calls(name, func() error { return g.For(teamOf(name)).WaitN(ctx, n) })
 }
 
+// acquiresFor is a call of Acquire as the key of a name; release gives back the seat that it has got.
+func (g *stage) acquiresFor(name string, n int) {
+	g.calls(name, func() error {
+		release, err := g.For(teamOf(name)).Acquire(context.Background(), n)
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.releases[name] = release
+		return err
+	})
+}
+
 // keys returns what Keys shows, a text for each.
 func (g *stage) keys(most int) (shown []string) {
 	for _, k := range g.Keys(most) {
@@ -566,18 +577,8 @@ func TestAnAbandonedSlotGivesTheTurnBack(t *testing.T) {
 // A seat that is freed goes to the key whose turn it is.
 func TestAFreedSeatGoesToTheKeyWhoseTurnItIs(t *testing.T) {
 	playLimits(t, shaper.Limits{Rate: 1000, Burst: 10, Depth: 20, InFlight: 1}, func(g *stage) {
-		acquire := func(name string) {
-			go func() {
-				release, err := g.For(teamOf(name)).Acquire(context.Background(), 1)
-				g.mu.Lock()
-				g.releases[name] = release
-				g.mu.Unlock()
-				g.note(name + " " + outcome(err))
-			}()
-			synctest.Wait()
-		}
 		for _, name := range []string{"z", "a1", "a2", "b1", "a3"} {
-			acquire(name)
+			g.acquiresFor(name, 1)
 		}
 		g.at(time.Second)
 		g.release("z", "a1", "b1", "a2")
@@ -586,6 +587,22 @@ func TestAFreedSeatGoesToTheKeyWhoseTurnItIs(t *testing.T) {
 		g.release("a3")
 		require.NoError(t, g.For("a").Do(context.Background(), 1, func(context.Context) error { return nil }))
 		require.Zero(t, g.Stats().InFlight)
+	}, shaper.WithFairQueue(nil))
+}
+
+// A request that a newcomer would push out takes no seat before it, even if both have the same tag.
+func TestAForecastCountsNoRequestThatItWouldPushOut(t *testing.T) {
+	playLimits(t, shaper.Limits{Rate: 1000, Burst: 10, Depth: 2, InFlight: 1}, func(g *stage) {
+		g.acquiresFor("z", 1)
+		g.acquiresFor("a", 1)
+		g.acquiresFor("b", 3)
+		g.at(2 * time.Second)
+		g.release("z")        // Seats are held for 2 s on average. a takes this one, and pays 1.
+		g.acquiresFor("e", 1) // It leaves before b.
+		wait, err := g.For("f").Forecast(2)
+		require.NoError(t, err)
+		require.Equal(t, 4*time.Second, wait, "after a and e")
+		require.NoError(t, g.Close())
 	}, shaper.WithFairQueue(nil))
 }
 

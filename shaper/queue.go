@@ -283,11 +283,11 @@ func (q *queue) walk() func() *waiter {
 }
 
 // before returns how many in line would leave before a request that enters now, and their
-// cost, saturating.
-func (q *queue) before(r *request) (n int32, cost int64) {
+// cost, saturating. In a line with an order, without is not counted; nil: all are.
+func (q *queue) before(r *request, without *waiter) (n int32, cost int64) {
 	switch {
 	case q.order != nil && r.kind != allow: // An allow leaves only if nobody is in line.
-		return q.order.ahead(r.turn(), nil)
+		return q.order.ahead(r.turn(), without)
 	case r.kind != reentry:
 		return q.len, q.cost.total()
 	}

@@ -135,7 +135,7 @@ func requireSame(t *testing.T, slow *slowQueue, fast *queue) {
 	}
 	require.True(t, fast.lastReentry == last, "the last of the retries")
 	for kind, first := range map[entryKind]int{reentry: slow.retries, newcomer: len(slow.line), allow: len(slow.line)} {
-		n, cost := fast.before(&request{kind: kind})
+		n, cost := fast.before(&request{kind: kind}, nil)
 		require.EqualValues(t, first, n)
 		require.Equal(t, slow.first(first), cost)
 	}

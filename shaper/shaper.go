@@ -240,8 +240,8 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.D
 		err := j.refusal.value()
 		return 0, &err
 	}
-	v := f.view()
-	v.waiting, _ = f.lineOrNone().before(r)
+	v := f.viewFor(d, now, r)
+	v.waiting, _ = f.lineOrNone().before(r, d.fair.outlasting(&v, r))
 	return v.expected(j.wait), nil
 }
 
