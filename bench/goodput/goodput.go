@@ -84,8 +84,8 @@ type result struct {
 // would take 4.5 seconds to form, and goes on at an even pace. Some callers may
 // still wait when goodput returns: where they cannot be cancelled, the last one
 // may take minutes.
-func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float64, callers *sync.WaitGroup) {
-	line := r.Open(limit, depth)
+func goodput(open rivals.Opener, s stream, fill, window time.Duration) (served float64, callers *sync.WaitGroup) {
+	line := open(limit, depth)
 	defer line.Stop()
 	var inTime atomic.Int64
 	start := time.Now()
@@ -136,7 +136,7 @@ func cases(o run.Options) (all []run.Case) {
 			for _, rate := range offered {
 				s := stream{by, rate}
 				all = append(all, run.One(nameOf(name, s), 1, func(*testing.T) result {
-					served, _ := goodput(rivals.Named(name), s, fill, window)
+					served, _ := goodput(rivals.Openers[name], s, fill, window)
 					return result{served}
 				}))
 			}
@@ -162,7 +162,7 @@ var Hole = run.Experiment{
 		var all []run.Case
 		for _, name := range []string{rivals.Ours, "x-time", "failsafe", "naive"} {
 			all = append(all, run.One("Hole/limiter="+name, o.Times(5, 1), func(t *testing.T) holeFound {
-				took, err := hole(t, rivals.Named(name))
+				took, err := hole(t, rivals.Openers[name])
 				require.NoError(t, err)
 				return holeFound{took}
 			}))
@@ -188,8 +188,8 @@ type holeFound struct {
 // would be shorter for all limiters by the same few milliseconds, which is more
 // of a short time than of a long one. Each waiter has a context of its own, as
 // requests do; the contexts of the 900 have a parent, which is cancelled.
-func hole(t testing.TB, r rivals.Rival) (time.Duration, error) {
-	rival := r.Open(holeLimit, holeWaiting)
+func hole(t testing.TB, open rivals.Opener) (time.Duration, error) {
+	rival := open(holeLimit, holeWaiting)
 	defer rival.Stop()
 	leaving, giveUp := context.WithCancel(context.Background())
 	defer giveUp()

@@ -28,7 +28,7 @@ func TestGoodputInVirtualTime(t *testing.T) {
 	} {
 		t.Run(c.limiter+" by "+c.by, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				served, callers := goodput(rivals.Named(c.limiter), stream{c.by, 125}, 2*time.Second, 10*time.Second)
+				served, callers := goodput(rivals.Openers[c.limiter], stream{c.by, 125}, 2*time.Second, 10*time.Second)
 				callers.Wait()
 				require.InDelta(t, c.served, served, 0.2, "one departure at either end of the window")
 			})
@@ -38,9 +38,9 @@ func TestGoodputInVirtualTime(t *testing.T) {
 
 // A waiter that stays and is refused has not left, however soon it returns.
 func TestAHoleWithARefusalIsAnError(t *testing.T) {
-	refusing := rivals.Rival{Open: func(float64, int) rivals.Line {
+	refusing := func(float64, int) rivals.Line {
 		return rivals.Line{Wait: func(context.Context) error { return naive.ErrFull }, Stop: func() {}}
-	}}
+	}
 	_, err := hole(t, refusing)
 	require.ErrorIs(t, err, naive.ErrFull)
 }
@@ -55,7 +55,7 @@ func TestHoleInVirtualTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				took, err := hole(t, rivals.Named(name))
+				took, err := hole(t, rivals.Openers[name])
 				require.NoError(t, err)
 				require.Equal(t, want, took.Round(time.Millisecond))
 			})

@@ -45,7 +45,7 @@ var Experiment = run.Experiment{
 		var cancels []run.Case
 		for _, name := range []string{rivals.Ours, "x-time", "failsafe"} {
 			cancels = append(cancels, run.One(fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting), o.Times(3, 1), func(t *testing.T) cancelFound {
-				found, err := cancelOf(t, rivals.Named(name), manyWaiting, manyWaiting/50)
+				found, err := cancelOf(t, rivals.Openers[name], manyWaiting, manyWaiting/50)
 				require.NoError(t, err)
 				return found
 			}))
@@ -69,8 +69,8 @@ type cancelFound struct {
 }
 
 // cancelOf lets some callers all over a line give up, one after another.
-func cancelOf(t *testing.T, r rivals.Rival, waiting, cancels int) (found cancelFound, err error) {
-	rival := r.Open(slowLimit, waiting)
+func cancelOf(t *testing.T, open rivals.Opener, waiting, cancels int) (found cancelFound, err error) {
+	rival := open(slowLimit, waiting)
 	defer rival.Stop()
 	var (
 		all, cancelAll = context.WithCancel(context.Background())
@@ -124,7 +124,7 @@ func memoryOf(t *testing.T, limiter string, waiting int, ownContext bool) memory
 	wait := rivals.Wait(func(context.Context) error { <-never; return nil })
 	before := measure.ResidentBytes()
 	if limiter != bareGoroutine {
-		wait = rivals.Named(limiter).Open(slowLimit, waiting).Wait
+		wait = rivals.Openers[limiter](slowLimit, waiting).Wait
 	}
 	ctx := context.Background()
 	if ownContext && limiter != bareGoroutine {

@@ -24,15 +24,15 @@ func TestAWaiterTakesMoreThanABareGoroutine(t *testing.T) {
 }
 
 func TestALimiterThatDoesNotWaitIsNotMeasured(t *testing.T) {
-	refusing := rivals.Rival{Open: func(float64, int) rivals.Line {
+	refusing := func(float64, int) rivals.Line {
 		return rivals.Line{Wait: func(context.Context) error { return naive.ErrFull }, Stop: func() {}}
-	}}
+	}
 	_, err := cancelOf(t, refusing, 100, 20)
 	require.EqualError(t, err, "100 of 100 did not wait")
 }
 
 func TestCancelsAreTimed(t *testing.T) {
-	cancelled, err := cancelOf(t, rivals.Named("shaper"), 100, 20)
+	cancelled, err := cancelOf(t, rivals.Openers["shaper"], 100, 20)
 	require.NoError(t, err)
 	require.Positive(t, cancelled.P50)
 	require.GreaterOrEqual(t, cancelled.P99, cancelled.P50)

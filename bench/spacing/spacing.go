@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -125,7 +124,7 @@ func idleGroups(o run.Options) (groups []run.Group) {
 					continue
 				}
 			}
-			groups = append(groups, run.Group{Cases: cases("Spacing", rounds, idleLimiters, input{"", at.rate, waiters, idle, idleWarm, window})})
+			groups = append(groups, run.Group{Cases: cases("Spacing", rounds, idleLimiters, input{"", at.rate, waiters, load{name: idle}, idleWarm, window})})
 		}
 	}
 	return groups
@@ -141,7 +140,7 @@ func busyGroups(o run.Options) (groups []run.Group) {
 				}
 				once, window = nil, 600*time.Millisecond
 			}
-			in := input{"", at.rate, at.waiters, l.name, busyWarm, window}
+			in := input{"", at.rate, at.waiters, l, busyWarm, window}
 			groups = append(groups, run.Group{Cases: append(cases("Busy", o.Times(3, 1), busyCompared, in), cases("Busy", 1, once, in)...)})
 		}
 	}
@@ -151,7 +150,7 @@ func busyGroups(o run.Options) (groups []run.Group) {
 // fairBusyGroups are beside loops that never wait: what a load does to a line is seen there.
 func fairBusyGroups(o run.Options) (groups []run.Group) {
 	for _, at := range busyRates {
-		in := input{"", at.rate, at.waiters, "loops", busyWarm, 2 * time.Second}
+		in := input{"", at.rate, at.waiters, loops(), busyWarm, 2 * time.Second}
 		groups = append(groups, run.Group{Cases: cases("FairBusy", o.Times(3, 1), []string{rivals.Ours, rivals.Fair, rivals.FairOutside}, in)})
 	}
 	return groups
@@ -161,7 +160,7 @@ func fairBusyGroups(o run.Options) (groups []run.Group) {
 func cases(what string, rounds int, limiters []string, in input) (all []run.Case) {
 	for _, in.limiter = range limiters {
 		one := in
-		name := nameOf(what, one.limiter, one.rate, one.waiters, one.load)
+		name := nameOf(what, one.limiter, one.rate, one.waiters, one.load.name)
 		all = append(all, run.One(name, rounds, func(t *testing.T) result { return measureSpacing(t, one) }))
 	}
 	return all
@@ -253,7 +252,7 @@ type input struct {
 	limiter string
 	rate    float64 // per second
 	waiters int
-	load    string        // of loads; idle means none
+	load    load
 	warm    time.Duration // until the window begins
 	window  time.Duration
 }
@@ -269,13 +268,10 @@ type result struct {
 // measureSpacing leaves goroutines behind, and some of them sleep for long. They end with the
 // process.
 func measureSpacing(t *testing.T, in input) result {
-	rival := rivals.Named(in.limiter)
-	// A load measures how much work fills a millisecond, so it is made before anything else runs.
-	work := loadNamed(in.load)
 	// x/time lets several times the rate leave where thousands contend for it, as it sets its clock back
 	// when a caller has lost the processor between reading the time and locking.
 	loop := measure.NewLoop(time.Now(), 40*int(in.rate*(in.warm+in.window).Seconds())+4096)
-	line := rival.Open(in.rate, in.waiters)
+	line := rivals.Openers[in.limiter](in.rate, in.waiters)
 	defer line.Stop()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -288,17 +284,17 @@ func measureSpacing(t *testing.T, in input) result {
 			runtime.Gosched()
 		}
 	}
-	load := work.start()
+	load := in.load.start()
 	defer load.stop()
 
 	time.Sleep(in.warm)
-	if work.goroutines > 0 {
+	if in.load.goroutines > 0 {
 		load.begun()
 	}
 	before := readMeter(loop.Began)
 	time.Sleep(in.window)
 	after := readMeter(loop.Began)
-	require.True(t, work.goroutines == 0 || load.pieces() > 0, "the load has done nothing")
+	require.True(t, in.load.goroutines == 0 || load.pieces() > 0, "the load has done nothing")
 	all, err := loop.Departures()
 	require.NoError(t, err)
 	d := measure.DeparturesWithin(before.at, after.at, measure.Interval(in.rate), all)
@@ -323,6 +319,7 @@ func readMeter(began time.Time) meter {
 	return meter{at: time.Since(began), cpu: cpu, mallocs: memory.Mallocs}
 }
 
+// idle is the name of no load.
 const idle = "idle"
 
 // A load is other work of the process, which keeps all its Ps busy.
@@ -336,25 +333,20 @@ type load struct {
 }
 
 // loads returns the loads of the busy experiment: one loop and one allocator for each P, and eight
-// goroutines for each P that together ask for 1.6 times the processors there are.
+// goroutines for each P that together ask for 1.6 times the processors there are. The last one is made before anything
+// else runs, as it measures how much work fills a millisecond.
 func loads() []load {
 	ps := runtime.GOMAXPROCS(0)
 	return []load{
-		{"loops", fmt.Sprintf("%d loops that never wait", ps), ps, func(*rand.Rand) { spin(100_000) }},
+		loops(),
 		{"allocators", fmt.Sprintf("%d goroutines that allocate without end", ps), ps, allocate},
 		{"pieces", fmt.Sprintf("%d goroutines that work for 1 ms and nap for 4 ms, exponentially distributed", 8*ps), 8 * ps, workAndNap()},
 	}
 }
 
-// loadNamed returns the load of that name; idle is one without goroutines.
-// It panics if there is none.
-func loadNamed(name string) load {
-	all := append(loads(), load{name: idle})
-	at := slices.IndexFunc(all, func(l load) bool { return l.name == name })
-	if at < 0 {
-		panic("no load is named " + name)
-	}
-	return all[at]
+func loops() load {
+	ps := runtime.GOMAXPROCS(0)
+	return load{"loops", fmt.Sprintf("%d loops that never wait", ps), ps, func(*rand.Rand) { spin(100_000) }}
 }
 
 // A running load has to be stopped.

@@ -41,37 +41,23 @@ type Line struct {
 	Stop func() // frees it
 }
 
-// A Rival makes callers wait.
-type Rival struct {
-	Name string
-	// Open makes a line for perSecond departures and up to so many callers that
-	// wait at once.
-	Open func(perSecond float64, waiting int) Line
-}
+// An Opener makes a line for perSecond departures and up to so many callers that
+// wait at once.
+type Opener = func(perSecond float64, waiting int) Line
 
-// all are those that wait. The rates that they are asked for are whole numbers,
+// Openers are the rivals that wait, by name. The rates that they are asked for are whole numbers,
 // as go.uber.org/ratelimit and failsafe-go take no others.
-var all = []Rival{
-	ours(Ours, 0),
-	ours("shaper-coarse", 0, shaper.WithCoarseTimer()),
-	ours("shaper-slack100", 100*time.Millisecond),
-	{Name: "x-time", Open: openXTime},
-	{Name: "uber", Open: openUber()},
-	{Name: "uber-noslack", Open: openUber(ratelimit.WithoutSlack)},
-	{Name: "failsafe", Open: openFailsafe},
-	{Name: "naive", Open: openNaive},
-	{Name: Fair, Open: openFair},
-	{Name: FairOutside, Open: openFairOutside},
-}
-
-// Named returns the rival of that name. It panics if there is none: all names are
-// the experiments' own.
-func Named(name string) Rival {
-	at := slices.IndexFunc(all, func(r Rival) bool { return r.Name == name })
-	if at < 0 {
-		panic("no rival is named " + name)
-	}
-	return all[at]
+var Openers = map[string]Opener{
+	Ours:              openShaper(0),
+	"shaper-coarse":   openShaper(0, shaper.WithCoarseTimer()),
+	"shaper-slack100": openShaper(100 * time.Millisecond),
+	"x-time":          openXTime,
+	"uber":            openUber(),
+	"uber-noslack":    openUber(ratelimit.WithoutSlack),
+	"failsafe":        openFailsafe,
+	"naive":           openNaive,
+	Fair:              openFair,
+	FairOutside:       openFairOutside,
 }
 
 // Must returns a limiter that was made without an error. It panics otherwise: all
@@ -83,12 +69,11 @@ func Must[T any](limiter T, err error) T {
 	return limiter
 }
 
-func ours(name string, slack time.Duration, opts ...shaper.Option) Rival {
-	open := func(perSecond float64, waiting int) Line {
+func openShaper(slack time.Duration, opts ...shaper.Option) Opener {
+	return func(perSecond float64, waiting int) Line {
 		s := newShaper(perSecond, waiting, slack, opts...)
 		return Line{Wait: s.Wait, Stop: func() { _ = s.Close() }} // It returns nil.
 	}
-	return Rival{Name: name, Open: open}
 }
 
 func newShaper(perSecond float64, waiting int, slack time.Duration, opts ...shaper.Option) *shaper.Shaper {
@@ -183,7 +168,7 @@ func openXTime(perSecond float64, _ int) Line {
 }
 
 // Take knows no context: a caller that gives up stays until its slot has come.
-func openUber(opts ...ratelimit.Option) func(perSecond float64, _ int) Line {
+func openUber(opts ...ratelimit.Option) Opener {
 	return func(perSecond float64, _ int) Line {
 		l := ratelimit.New(int(perSecond), opts...)
 		wait := func(ctx context.Context) error {

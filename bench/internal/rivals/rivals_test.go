@@ -12,19 +12,19 @@ import (
 
 // In virtual time each rival keeps 100/s to the nanosecond. The naive one waits for its first tick.
 func TestRivalsLetOneLeaveEachInterval(t *testing.T) {
-	for _, c := range all {
-		t.Run(c.Name, func(t *testing.T) {
+	for name, open := range Openers {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
 				var left []time.Duration
-				line := c.Open(100, 3)
+				line := open(100, 3)
 				defer line.Stop()
 				for range 4 {
 					require.NoError(t, line.Wait(t.Context()))
 					left = append(left, time.Since(began))
 				}
 				const ms = time.Millisecond
-				if c.Name == "naive" {
+				if name == "naive" {
 					require.Equal(t, []time.Duration{10 * ms, 20 * ms, 30 * ms, 40 * ms}, left)
 				} else {
 					require.Equal(t, []time.Duration{0, 10 * ms, 20 * ms, 30 * ms}, left)
@@ -35,10 +35,10 @@ func TestRivalsLetOneLeaveEachInterval(t *testing.T) {
 }
 
 func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
-	for _, c := range all {
-		t.Run(c.Name, func(t *testing.T) {
+	for name, open := range Openers {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				line := c.Open(1, 3)
+				line := open(1, 3)
 				defer line.Stop()
 				ctx, giveUp := context.WithCancel(t.Context())
 				began := time.Now()
@@ -58,7 +58,7 @@ func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
 						failed++
 					}
 				}
-				switch c.Name {
+				switch name {
 				case "uber", "uber-noslack":
 					require.Equal(t, 2*time.Second, time.Since(began), "they know no context")
 					require.Equal(t, 2, failed)
