@@ -47,7 +47,7 @@ type arguments struct {
 func parseArguments(args []string) (a arguments, err error) {
 	flags := flag.NewFlagSet("shapereplay", flag.ContinueOnError)
 	flags.SetOutput(io.Discard) // Errors are returned, and printed by run on one line.
-	flags.Func("rules", "", func(text string) error { return addFiles(&a.rules, text) })
+	flags.Func("rules", "", func(text string) error { return addNames(&a.rules, text, "file") })
 	key := flags.String("key", "client_ip", "")
 	flags.Func("routes", "", a.addRoutes)
 	flags.IntVar(&a.ipv6Bits, "ipv6-bits", 64, "")
@@ -149,30 +149,22 @@ func (a *arguments) setGoal(text string) (err error) {
 	return err
 }
 
-func addFiles(to *[]string, text string) error {
-	if err := addNames(to, text); err != nil {
-		return fmt.Errorf("%w of a file", err)
-	}
-	return nil
-}
-
 // addRoutes adds patterns that have commas between them.
 func (a *arguments) addRoutes(text string) error {
-	if err := addNames(&a.routes, text); err != nil {
-		return fmt.Errorf("%w of a route", err)
+	if err := addNames(&a.routes, text, "route"); err != nil {
+		return err
 	}
 	_, err := new(config.Rules).Routes(0, a.routes...) // Without rules the mistake is one of the patterns given.
 	return err
 }
 
-// addNames adds names that have commas between them.
-func addNames(to *[]string, text string) error {
-	for name := range strings.SplitSeq(text, ",") {
-		if name == "" {
-			return errors.New(`"" is not the name`)
-		}
-		*to = append(*to, name)
+// addNames adds names of something that have commas between them.
+func addNames(to *[]string, text, of string) error {
+	names := strings.Split(text, ",")
+	if slices.Contains(names, "") {
+		return fmt.Errorf(`"" is not the name of a %s`, of)
 	}
+	*to = append(*to, names...)
 	return nil
 }
 

@@ -383,16 +383,6 @@ func TestHeaderFieldsAreThoseThatAreWanted(t *testing.T) {
 	require.Nil(t, records[0].Header)
 }
 
-func TestNamesOfFieldsMayHaveDots(t *testing.T) {
-	const flat = `{"@timestamp":"2026-11-22T12:00:00Z","http.request.method":"GET","url.path":"/a","client.ip":"192.0.2.1","http.response.status_code":200}`
-	const deep = `{"@timestamp":"2026-11-22T12:00:00Z","http":{"request":{"method":"GET"},"response":{"status_code":200}},"url":{"path":"/a"},"client":{"ip":"192.0.2.1"}}`
-	want, _ := readText(t, accesslog.Options{}, flat)
-	require.Equal(t, "192.0.2.1", want[0].Client)
-	require.Equal(t, 200, want[0].Status)
-	got, _ := readText(t, accesslog.Options{}, deep)
-	require.Equal(t, want, got)
-}
-
 func TestLogsWithManyClientsAndPathsDoNotFillTheMemory(t *testing.T) {
 	const clients = 50_000
 	long, lines := strings.Repeat("x", 400), 0

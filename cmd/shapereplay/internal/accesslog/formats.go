@@ -404,24 +404,17 @@ type headChain []*head
 // headsOf returns the heads that most of the lines have.
 func headsOf(lines [][]byte) (chain headChain) {
 	for len(chain) < mostHeads {
-		next := headOf(lines)
-		if next == nil {
+		next := slices.IndexFunc(heads, func(h head) bool {
+			with, without := headChain{&h}.cutAll(lines)
+			return len(with) > len(without)
+		})
+		if next < 0 {
 			break
 		}
-		chain = append(chain, next)
-		lines, _ = headChain{next}.cutAll(lines)
+		chain = append(chain, &heads[next])
+		lines, _ = headChain{&heads[next]}.cutAll(lines)
 	}
 	return chain
-}
-
-// headOf returns the first head that most of the lines have, or nil.
-func headOf(lines [][]byte) *head {
-	for i := range heads {
-		if with, without := (headChain{&heads[i]}).cutAll(lines); len(with) > len(without) {
-			return &heads[i]
-		}
-	}
-	return nil
 }
 
 // cut returns what follows the heads of a line, and reports whether it has them.

@@ -20,8 +20,6 @@ import (
 // goroutine.
 type Maker struct {
 	parts []part
-	names []string // of the parts
-	told  []bool   // of the parts: any request had a value
 
 	onlyClient bool // the only part is client_ip, as in most replays
 
@@ -38,8 +36,12 @@ type Maker struct {
 	ip      shaper.ClientIP
 }
 
-// A part returns one part of the key of a request.
-type part func(*accesslog.Record) string
+// A part is one part of the keys.
+type part struct {
+	name string
+	of   func(*accesslog.Record) string // the key of a request
+	told bool                           // any request had a value
+}
 
 // A client is the other end of a request.
 type client struct {
@@ -61,18 +63,18 @@ func New(parts []string, mux *http.ServeMux, ipv6Bits int) (*Maker, error) {
 		return m, nil
 	}
 	for _, name := range parts {
-		p, err := m.part(name)
+		of, err := m.part(name)
 		if err != nil {
 			return nil, err
 		}
-		m.parts, m.names = append(m.parts, p), append(m.names, name)
+		m.parts = append(m.parts, part{name: name, of: of})
 	}
-	m.onlyClient = slices.Equal(m.names, []string{"client_ip"})
-	m.values, m.told = make([]string, len(m.parts)), make([]bool, len(m.parts))
+	m.onlyClient = slices.Equal(parts, []string{"client_ip"})
+	m.values = make([]string, len(m.parts))
 	return m, nil
 }
 
-func (m *Maker) part(name string) (part, error) {
+func (m *Maker) part(name string) (func(*accesslog.Record) string, error) {
 	if field, ok := strings.CutPrefix(name, "header:"); ok {
 		if _, err := shaper.ByHeader(field)(&http.Request{}); err != nil {
 			return nil, fmt.Errorf("%q: must have the name of a header field after the colon", name)
@@ -121,9 +123,9 @@ func (m *Maker) Header() []string { return m.header }
 // address, or of an IPv6 address the prefix. The client is "" if the log has no address.
 func (m *Maker) Of(r *accesslog.Record) (key, address string) {
 	m.from = m.client(r.Client)
-	for i, part := range m.parts {
-		m.values[i] = part(r)
-		m.told[i] = m.told[i] || m.values[i] != ""
+	for i := range m.parts {
+		m.values[i] = m.parts[i].of(r)
+		m.parts[i].told = m.parts[i].told || m.values[i] != ""
 	}
 	address = m.from.address
 	if m.requests++; address == "" && r.Client != "" {
@@ -139,9 +141,9 @@ func (m *Maker) Of(r *accesslog.Record) (key, address string) {
 // Untold returns the parts that were empty in all keys so far, as of a header field that the
 // log does not have.
 func (m *Maker) Untold() (names []string) {
-	for i, told := range m.told {
-		if !told {
-			names = append(names, m.names[i])
+	for _, p := range m.parts {
+		if !p.told {
+			names = append(names, p.name)
 		}
 	}
 	return names
@@ -154,7 +156,7 @@ func (m *Maker) Strangers() (n int, first string) { return m.strangers, m.strang
 // StrangersAreMost reports whether most of the requests so far had a client that is no address, and
 // the keys are made of clients: they are hardly the keys that a server would make.
 func (m *Maker) StrangersAreMost() bool {
-	return 2*m.strangers > m.requests && slices.Contains(m.names, "client_ip")
+	return 2*m.strangers > m.requests && slices.ContainsFunc(m.parts, func(p part) bool { return p.name == "client_ip" })
 }
 
 // client returns the client with a name, which is an address in nearly every log.
