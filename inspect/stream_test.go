@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -290,8 +291,9 @@ func TestARemovedSourceWhoseChangeHangsLeavesNothing(t *testing.T) {
 			}
 			return limits(t, "1/h burst 9"), nil
 		})
+		goOn := sync.OnceFunc(func() { close(blocked) })
 		c := newConsole(t, inspect.OfGroup(old))
-		defer close(blocked)
+		defer goOn()
 		require.True(t, old.Allow("hangs"))
 		require.True(t, old.Allow("a"))
 		c.post(t, "/api/limits", `{"source":"one","key":"hangs","limits":"7/h","for":"10m"}`)
@@ -331,8 +333,14 @@ func TestARemovedSourceWhoseChangeHangsLeavesNothing(t *testing.T) {
 		st, _ = next.StatsOf("hangs")
 		require.NotZero(t, st.HeldUntil)
 		require.Equal(t, limits(t, "9/h"), st.Limits)
-		c.post(t, "/api/reset", `{"source":"one","key":"hangs"}`)
 		st, _ = old.StatsOf("hangs")
 		require.Zero(t, st.HeldUntil)
+
+		before, ended := c.recorded(t, "")
+		goOn()
+		synctest.Wait()
+		inForce, past = c.recorded(t, "")
+		require.Equal(t, before, inForce, "the end of the old change is told to nobody")
+		require.Equal(t, ended, past)
 	})
 }
