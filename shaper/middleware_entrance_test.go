@@ -2,6 +2,7 @@ package shaper_test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -30,6 +32,7 @@ type entrance struct {
 	limiter shaper.Limiter                  // what the requests wait for
 	outer   func(http.Handler) http.Handler // around the middleware
 	handler http.HandlerFunc                // answers 200 if nil
+	pipes   bool                            // it is in a bubble
 
 	ran  chan string // paths of the requests that the handler got
 	ends chan string // path and status of each, as an access log has them
@@ -58,6 +61,15 @@ func newBlindEntrance(t testing.TB, depth int) *entrance {
 	e := newEntrance(t, depth)
 	e.Config.ConnContext = nil
 	e.handler = echo
+	return e
+}
+
+// newPipeEntrance returns a blind entrance that is in a bubble.
+func newPipeEntrance(t testing.TB, depth int) *entrance {
+	t.Helper()
+	e := newBlindEntrance(t, depth)
+	onPipes(e.Server)
+	e.pipes = true
 	return e
 }
 
@@ -142,6 +154,9 @@ func (e *entrance) reaches(what string, is func(st shaper.Stats) bool) {
 
 func (e *entrance) waiting(n int) {
 	e.t.Helper()
+	if e.pipes {
+		synctest.Wait()
+	}
 	e.reaches(fmt.Sprint(n, " waiting"), func(st shaper.Stats) bool { return st.Waiting == n })
 }
 
@@ -167,7 +182,7 @@ type visitor struct {
 func (e *entrance) visit(request string) *visitor {
 	e.t.Helper()
 	addr := e.Listener.Addr()
-	conn, err := net.Dial(addr.Network(), addr.String())
+	conn, err := e.Client().Transport.(*http.Transport).DialContext(context.Background(), addr.Network(), addr.String())
 	require.NoError(e.t, err)
 	return visitOn(e.t, conn, request)
 }

@@ -43,23 +43,6 @@ func touched(f func(*http.Request)) func(http.Handler) http.Handler {
 	}
 }
 
-func TestTimeInTheLineCostsASniffedBodyNothing(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
-		e := newEntrance(t, 3)
-		e.outer = touched(putBacks["multi"])
-		e.Config.ReadTimeout = timeout
-		e.handler = echo
-		e.open()
-		v := e.visit(post("/", "he"))
-		e.waiting(1)
-		time.Sleep(2 * timeout)
-		e.admit("100/s depth 1")
-		v.send("llo")
-		require.Equal(t, "HELLO", v.reads(200))
-	})
-}
-
 func TestARequestWithoutABodyOfItsOwn(t *testing.T) {
 	e := newEntrance(t, 3)
 	e.Config.ConnContext = nil
@@ -67,17 +50,6 @@ func TestARequestWithoutABodyOfItsOwn(t *testing.T) {
 	e.admit("inf")
 	e.open()
 	e.visit(post("/", "hello")).reads(200)
-}
-
-func TestA408OutlivesTheWriteTimeout(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, 500*time.Millisecond, func(t testing.TB, timeout time.Duration) {
-		e := newBlindEntrance(t, 1)
-		e.Config.WriteTimeout = timeout
-		e.Listener = wrapListener{e.Listener, hasty(timeout / 5)}
-		e.open()
-		e.visit(post("/", "he")).reads(408)
-	})
 }
 
 func TestACancelledRequestOfAClientThatStaysFreesTheConnection(t *testing.T) {

@@ -273,7 +273,8 @@ func TestMiddlewareAllocatesOnceForAnAdmittedRequestAndAtMostFourTimesForARefusa
 						n = -1
 					}
 					allocations <- n
-				}), shortTimeouts(time.Minute), func(s *http.Server) {
+				}), func(s *http.Server) {
+					s.ReadTimeout, s.WriteTimeout = time.Minute, time.Minute
 					if withConnContext {
 						hooked(s)
 					}

@@ -10,14 +10,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
@@ -26,21 +24,13 @@ import (
 // The server's timeouts are for slow clients. A client whose request waited in line for
 // longer than a timeout is not slow.
 
-// serverTimeout is the timeout of the servers on a machine that is in time. The handshakes of
-// all connections of a test begin at once, and each must end within it. Under the race
-// detector on a busy machine, beside tests that compute, a second was too short.
-var serverTimeout = map[bool]time.Duration{false: 800 * ms, true: 2000 * ms}[underRace]
+const (
+	timeout  = 10 * time.Second // of the servers
+	longWait = 13 * time.Second // in line
+)
 
-// longWait is a wait in line that is longer than a timeout.
-func longWait(timeout time.Duration) time.Duration { return timeout * 13 / 10 }
-
-func readTimeout(timeout time.Duration) func(*http.Server) {
-	return func(s *http.Server) { s.ReadTimeout = timeout }
-}
-
-func shortTimeouts(timeout time.Duration) func(*http.Server) {
-	return func(s *http.Server) { s.ReadTimeout, s.WriteTimeout = timeout, timeout }
-}
+func readTimeout(s *http.Server)   { s.ReadTimeout = timeout }
+func shortTimeouts(s *http.Server) { s.ReadTimeout, s.WriteTimeout = timeout, timeout }
 
 // kept returns a Limiter whose every call waits, and then returns err.
 func kept(wait time.Duration, err error) limiterFunc {
@@ -54,230 +44,198 @@ func kept(wait time.Duration, err error) limiterFunc {
 	}
 }
 
-// A claim is a call and the result that it should have.
-type claim struct {
-	name string
-	call func() string
-	want string
-}
-
-// holdAtOnce checks claims. It makes all calls at once, because they spend their
-// time waiting.
-func holdAtOnce(t testing.TB, claims []claim) {
-	t.Helper()
-	got := make([]string, len(claims))
-	var wg sync.WaitGroup
-	for i, c := range claims {
-		wg.Go(func() { got[i] = c.call() })
-	}
-	wg.Wait()
-	for i, c := range claims {
-		require.Equal(t, c.want, got[i], c.name)
-	}
-}
-
 func TestTimeInTheLineCostsAnAdmittedRequestNothing(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, serverTimeout, func(t testing.TB, timeout time.Duration) {
-		large := strings.Repeat("0123456789", 30_000)
-		var claims []claim
-		for _, k := range connectionKinds {
-			running := map[string]chan struct{}{"/parts": make(chan struct{}), "/parts/known": make(chan struct{})}
-			h := shaper.Middleware(kept(longWait(timeout), nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if began := running[r.URL.Path]; began != nil {
-					close(began)
-				}
-				echoBody(w, r)
-			}))
-			client, url := k.open(t, h, shortTimeouts(timeout))
-			inParts := func(length int64, path string) string {
-				body, end := io.Pipe()
-				failed := make(chan struct{}) // if the handler never runs
-				defer close(failed)
-				go func() {
-					_, _ = io.WriteString(end, "before ")
-					select {
-					case <-running[path]:
-					case <-failed:
-					}
-					_, _ = io.WriteString(end, "and after")
-					_ = end.Close()
-				}()
-				r, err := http.NewRequest("POST", url+path, body)
-				if err != nil {
-					return err.Error()
-				}
-				r.ContentLength = length
-				return <-do(client, r)
-			}
-			claims = append(claims,
-				claim{k.name + ", no body", func() string { return postTo(client, url, nil) }, "200: "},
-				claim{k.name + ", small body", func() string { return postTo(client, url, strings.NewReader("small")) }, "200: small"},
-				claim{k.name + ", large body", func() string { return postTo(client, url, strings.NewReader(large)) }, "200: " + large},
-				claim{k.name + ", body that comes in parts", func() string { return inParts(-1, "/parts") }, "200: before and after"},
-				claim{k.name + ", body of known length that comes in parts", func() string { return inParts(16, "/parts/known") }, "200: before and after"},
-			)
+	inBubbles(t, func(t *testing.T, k connectionKind) {
+		h := shaper.Middleware(kept(longWait, nil))(http.HandlerFunc(echo))
+		client, url := k.serve(t, h, with(shortTimeouts), onPipes)
+		for _, body := range []string{"", "small", strings.Repeat("0123456789", 30_000)} {
+			require.Equal(t, "200: "+strings.ToUpper(body), postTo(client, url, strings.NewReader(body)))
 		}
-		holdAtOnce(t, claims)
 	})
+}
+
+// After the wait, or without one, a client has all of the server's ReadTimeout for the rest of its
+// body, and no more. The handler gets what has come before the rest.
+func TestTheRestOfABodyHasTheServersTimeout(t *testing.T) {
+	for _, wait := range []time.Duration{0, longWait} {
+		for _, sniffed := range []bool{false, true} {
+			for _, length := range []int64{-1, 16} {
+				inBubbles(t, func(t *testing.T, k connectionKind) {
+					start, first, ended := time.Now(), make(chan string, 2), make(chan error, 1) // There are two requests.
+					h := shaper.Middleware(kept(wait, nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						part := make([]byte, 7)
+						_, _ = io.ReadFull(r.Body, part)
+						first <- fmt.Sprint(string(part), "after ", time.Since(start))
+						rest, err := io.ReadAll(r.Body)
+						_, _ = w.Write(rest)
+						ended <- err
+					}))
+					if sniffed {
+						h = touched(putBacks["multi"])(h)
+					}
+					client, url := k.serve(t, h, with(shortTimeouts), onPipes)
+					begin := func() (*io.PipeWriter, <-chan string) {
+						body, end := io.Pipe()
+						r, err := http.NewRequest("POST", url, body)
+						require.NoError(t, err)
+						r.ContentLength = length
+						became := do(client, r)
+						_, err = io.WriteString(end, "before ")
+						require.NoError(t, err)
+						return end, became
+					}
+					end, became := begin()
+					require.Equal(t, fmt.Sprint("before after ", wait), realtime.Next(t, first))
+					time.Sleep(timeout - 1)
+					_, err := io.WriteString(end, "and after")
+					require.NoError(t, err)
+					require.NoError(t, end.Close())
+					require.NoError(t, realtime.Next(t, ended))
+					require.Equal(t, "200: and after", realtime.Next(t, became))
+
+					start = time.Now()
+					end, _ = begin()
+					time.Sleep(wait + timeout/2)
+					_, err = io.WriteString(end, "a") // No part of the rest gives time for another.
+					require.NoError(t, err)
+					require.ErrorContains(t, realtime.Next(t, ended), "i/o timeout")
+					require.Equal(t, wait+timeout, time.Since(start))
+					require.NoError(t, end.Close())
+				})
+			}
+		}
+	}
 }
 
 func TestTimeInTheLineCostsARefusalNothing(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, serverTimeout, func(t testing.TB, timeout time.Duration) {
-		s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: 99})
-		require.NoError(t, err)
-		require.True(t, s.Allow())
-		limiters := map[string]shaper.Limiter{
-			"/full": kept(longWait(timeout), &shaper.RejectError{Reason: shaper.ErrQueueFull}),
-			"/down": kept(longWait(timeout), errors.New("engine is down")),
-			"/deadline": limiterFunc(func(ctx context.Context, n int) error {
-				ctx, cancel := context.WithTimeout(ctx, longWait(timeout))
-				defer cancel()
-				<-ctx.Done()
-				return ctx.Err()
-			}),
-			"/closed": limiterFunc(func(ctx context.Context, n int) error {
-				defer time.AfterFunc(longWait(timeout), func() { _ = s.Close() }).Stop()
-				return s.WaitN(ctx, n)
-			}),
-		}
-		want := map[string]string{
-			"/full":     `429, retry 1: {"title":"Too Many Requests","status":429,"detail":"Too many requests are waiting already."}`,
-			"/down":     `503, retry 1: {"title":"Service Unavailable","status":503,"detail":"The request could not be admitted."}`,
-			"/deadline": `503, retry 1: {"title":"Service Unavailable","status":503,"detail":"The time for the request ran out while it waited."}`,
-			"/closed":   `503, retry 1: {"title":"Service Unavailable","status":503,"detail":"The server takes no more requests."}`,
-		}
-		var claims []claim
-		for _, k := range connectionKinds {
-			site := http.NewServeMux()
-			for path, l := range limiters {
-				site.Handle(path, shaper.Middleware(l)(echoBody))
+	limiters := map[string]shaper.Limiter{
+		"/full": kept(longWait, &shaper.RejectError{Reason: shaper.ErrQueueFull}),
+		"/down": kept(longWait, errors.New("engine is down")),
+		"/deadline": limiterFunc(func(ctx context.Context, n int) error {
+			ctx, cancel := context.WithTimeout(ctx, longWait)
+			defer cancel()
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"/closed": limiterFunc(func(ctx context.Context, n int) error {
+			s, err := shaper.New(shaper.Limits{Rate: 1. / 3600, Depth: 1})
+			if err != nil {
+				return err
 			}
-			client, url := k.open(t, site, shortTimeouts(timeout))
-			for path := range limiters {
-				for _, body := range []string{"", "small"} {
-					claims = append(claims, claim{
-						fmt.Sprintf("%s, %s, body %q", k.name, path, body),
-						func() string { return postTo(client, url+path, strings.NewReader(body)) },
-						want[path] + "\n",
-					})
-				}
+			s.Allow()
+			defer time.AfterFunc(longWait, func() { _ = s.Close() }).Stop()
+			return s.WaitN(ctx, n)
+		}),
+	}
+	want := map[string]string{
+		"/full":     `429, retry 1: {"title":"Too Many Requests","status":429,"detail":"Too many requests are waiting already."}`,
+		"/down":     `503, retry 1: {"title":"Service Unavailable","status":503,"detail":"The request could not be admitted."}`,
+		"/deadline": `503, retry 1: {"title":"Service Unavailable","status":503,"detail":"The time for the request ran out while it waited."}`,
+		"/closed":   `503, retry 1: {"title":"Service Unavailable","status":503,"detail":"The server takes no more requests."}`,
+	}
+	inBubbles(t, func(t *testing.T, k connectionKind) {
+		site := http.NewServeMux()
+		for path, l := range limiters {
+			site.Handle(path, shaper.Middleware(l)(http.NotFoundHandler()))
+		}
+		client, url := k.serve(t, site, with(shortTimeouts), onPipes)
+		for path := range limiters {
+			for _, body := range []string{"", "small"} {
+				require.Equal(t, want[path]+"\n", postTo(client, url+path, strings.NewReader(body)))
 			}
 		}
-		holdAtOnce(t, claims)
 	})
 }
 
-// net/http reads in the background while a handler runs. A read deadline that passes
-// meanwhile would cancel the request's context.
-func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, serverTimeout, func(t testing.TB, timeout time.Duration) {
-		outerReads := func(h http.Handler) http.Handler {
-			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				body, _ := io.ReadAll(r.Body)
-				if r.URL.Path == "/put-back" {
-					r.Body = io.NopCloser(bytes.NewReader(body))
-				}
-				h.ServeHTTP(w, r)
-			})
-		}
-		h := shaper.Middleware(kept(longWait(timeout), nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-			select {
-			case <-r.Context().Done():
-				fmt.Fprint(w, "cancelled")
-			case <-time.After(2 * timeout):
-				fmt.Fprint(w, "ran to its end")
-			}
-		}))
-		var claims []claim
-		for _, k := range connectionKinds {
-			client, url := k.open(t, h, readTimeout(timeout))
-			outerClient, outer := k.open(t, outerReads(h), readTimeout(timeout))
-			const want = "200: ran to its end"
-			claims = append(claims,
-				claim{k.name + ", no body", func() string { return postTo(client, url, nil) }, want},
-				claim{k.name + ", body that the handler reads",
-					func() string { return postTo(client, url, strings.NewReader("small")) }, want},
-				claim{k.name + ", body that an outer handler has read",
-					func() string { return postTo(outerClient, outer, strings.NewReader("small")) }, want},
-				claim{k.name + ", and put back",
-					func() string { return postTo(outerClient, outer+"/put-back", strings.NewReader("small")) }, want},
-				claim{k.name + ", of unknown length, and put back",
-					func() string {
-						return postTo(outerClient, outer+"/put-back", io.MultiReader(strings.NewReader("small")))
-					}, want},
-			)
-		}
-		holdAtOnce(t, claims)
+// A read deadline that passes while the handler runs would cancel its request, whether the
+// middleware has left it under a body that has been read, or it applies to net/http's own read of
+// the connection. A Middleware within another must know whose body it gets.
+func TestAHandlerMayOutlastTheReadTimeout(t *testing.T) {
+	small := func() io.Reader { return strings.NewReader("small") }
+	unknown := func() io.Reader { return io.MultiReader(small()) }
+	in := touched(func(r *http.Request) { _, _ = io.ReadAll(r.Body) })
+	inLimited := func(h http.Handler) http.Handler { return http.MaxBytesHandler(in(h), 9) }
+	andBack := touched(func(r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(bytes.NewReader(body))
 	})
-}
-
-// After the wait the timeouts start anew, and are as long as before.
-func TestServersTimeoutsHoldAfterTheWait(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, serverTimeout, func(t testing.TB, timeout time.Duration) {
-		var claims []claim
-		for name, l := range map[string]shaper.Limiter{"a wait": kept(longWait(timeout), nil), "no wait": failing(nil)} {
-			for _, k := range connectionKinds {
-				read := make(chan error, 1)
-				h := shaper.Middleware(l)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					_, err := io.Copy(io.Discard, r.Body)
-					read <- err
-				}))
-				client, url := k.open(t, h, readTimeout(timeout))
-				body, end := io.Pipe()
-				t.Cleanup(func() { _ = end.Close() })
-				r, err := http.NewRequest("POST", url, io.MultiReader(strings.NewReader("a part"), body))
-				require.NoError(t, err)
-				r.ContentLength = 100
-				claims = append(claims, claim{k.name + ", " + name, func() string {
-					go func() {
-						if answer, err := client.Do(r); err == nil {
-							_ = answer.Body.Close()
-						}
-					}()
+	const before, after, never = -timeout, 2 * timeout, 0
+	for _, c := range []struct {
+		name  string
+		body  func() io.Reader
+		outer func(http.Handler) http.Handler
+		wait  time.Duration
+		reads time.Duration // when the handler reads its body
+	}{
+		{"no body", func() io.Reader { return nil }, asIs, longWait, before},
+		{"a body that the handler reads", small, asIs, longWait, before},
+		{"a body that an outer handler has read", small, in, longWait, never},
+		{"a limited body that an outer handler has read", small, inLimited, longWait, never},
+		{"a body that an outer handler has read and put back", small, andBack, longWait, after},
+		{"of unknown length, read by an outer handler", unknown, in, longWait, never},
+		{"of unknown length, read and put back", unknown, andBack, longWait, after},
+		{"a body read ahead", small, asIs, timeout / 4, after},
+		{"a body that another Middleware has read ahead", small, shaper.Middleware(kept(timeout/4, nil)), timeout / 4, after},
+		{"a body that nobody reads", small, asIs, 0, never},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubbles(t, func(t *testing.T, k connectionKind) {
+				if k.h2 && c.wait == timeout/4 {
+					t.Skip("nothing is read ahead")
+				}
+				h := c.outer(shaper.Middleware(kept(c.wait, nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					var body []byte
+					if c.reads == before {
+						body, _ = io.ReadAll(r.Body)
+					}
 					select {
-					case err := <-read:
-						return fmt.Sprint(errors.Is(err, os.ErrDeadlineExceeded))
-					case <-time.After(enough):
-						return "the handler still waits for the body"
+					case <-r.Context().Done():
+						fmt.Fprint(w, "cancelled")
+					case <-time.After(2 * timeout):
 					}
-				}, "true"})
-			}
-		}
-		holdAtOnce(t, claims)
-	})
+					if c.reads == after {
+						body, _ = io.ReadAll(r.Body)
+					}
+					_, _ = w.Write(body)
+				})))
+				client, url := k.serve(t, h, with(readTimeout), onPipes)
+				want := "small"
+				if c.body() == nil || c.reads == never {
+					want = ""
+				}
+				require.Equal(t, "200: "+want, postTo(client, url, c.body()))
+			})
+		})
+	}
 }
 
-func TestKeepAliveObeysTheServersTimeoutsAfterAWait(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, serverTimeout, func(t testing.TB, timeout time.Duration) {
-		var claims []claim
-		for _, request := range []string{
-			"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-			"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nsmall",
-		} {
-			for _, hook := range hooks {
-				conn := dial(t, openServer(t, shaper.Middleware(kept(longWait(timeout), nil))(echoBody), shortTimeouts(timeout), hook.set))
-				claims = append(claims, claim{request + hook.name, func() (saw string) {
-					reader := bufio.NewReader(conn)
-					for range 2 { // The deadlines of one request don't break the next.
-						_, _ = io.WriteString(conn, request)
-						answer, err := readAnswer(reader)
-						if err != nil {
-							return err.Error()
-						}
-						saw += statusLine(answer) + ", "
-					}
-					_, err := reader.ReadByte() // IdleTimeout, which is ReadTimeout, ends the connection.
-					return saw + err.Error()
-				}, "200, 200, EOF"})
-			}
+// Neither deadlines nor watchers stay behind on a connection.
+func TestAConnectionIsGoodForManyWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newPipeEntrance(t, 0)
+		e.limiter = kept(longWait, nil)
+		shortTimeouts(e.Config)
+		e.Config.IdleTimeout = time.Minute
+		v := e.open().visit("")
+		require.NoError(t, v.SetReadDeadline(time.Time{}))
+		for range 3 {
+			v.send(post("/", "hello"))
+			require.Equal(t, "HELLO", v.reads(200))
+			v.send(get("/"))
+			require.Empty(t, v.reads(200))
+			// Pipelined: answered all, in order.
+			v.send(post("/", "first") + post("/", "other") + get("/"))
+			require.Equal(t, "FIRST", v.reads(200))
+			require.Equal(t, "OTHER", v.reads(200))
+			require.Empty(t, v.reads(200))
+			time.Sleep(time.Minute - 1)
 		}
-		holdAtOnce(t, claims)
+		v.send(get("/"))
+		v.reads(200)
+		answered := time.Now()
+		_, err := v.from.ReadByte()
+		require.ErrorIs(t, err, io.EOF)
+		require.Equal(t, time.Minute, time.Since(answered), "the server's IdleTimeout")
 	})
 }
 
@@ -405,65 +363,41 @@ func (h *hijackableRecorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { ret
 // A handler that hijacks the connection with its body unread gets the bytes read ahead, then the
 // bytes that come later, as from net/http alone, and no deadline.
 func TestAHijackerGetsTheBodyThatWasReadAhead(t *testing.T) {
-	t.Parallel()
 	for _, way := range hijacks[1:3] {
-		for _, hook := range []bool{true, false} {
-			for _, sent := range []string{"hello", "he", ""} {
-				for read := range min(len(sent), 2) + 1 {
-					t.Run(fmt.Sprintf("%s, hook %t, %q sent, %d read", way.name, hook, sent, read), func(t *testing.T) {
-						t.Parallel()
-						unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
-							e := newBlindEntrance(t, 1)
-							if hook {
-								e.Config.ConnContext = shaper.ConnContext
-							}
-							e.Config.ReadTimeout, e.Config.WriteTimeout = timeout, timeout
-							type result struct {
-								known int // bytes that can be had without reading the connection
-								all   string
-								err   error
-							}
-							results, hijacked := make(chan result, 1), make(chan bool, 1)
-							e.handler = func(w http.ResponseWriter, r *http.Request) {
-								var got result
-								part := make([]byte, read)
-								_, got.err = io.ReadFull(r.Body, part)
-								require.NoError(t, got.err)
-								conn, buffered, err := way.by(way.outer(w))
-								if err != nil {
-									results <- result{err: err}
-									return
-								}
-								defer conn.Close()
-								hijacked <- true
-								got.known = read + buffered.Reader.Buffered()
-								rest := make([]byte, len("hello, and more")-read)
-								_, got.err = io.ReadFull(buffered, rest)
-								got.all = string(part) + string(rest)
-								results <- got
-								_, _ = buffered.WriteString("bye")
-								_ = buffered.Flush()
-							}
-							e.open()
-							v := e.visit(post("/", sent))
-							e.waiting(1)
-							time.Sleep(timeout / 4) // Now it has been read.
-							e.admit("100/s depth 1")
-							realtime.Next(t, hijacked)
-							time.Sleep(timeout * 3 / 2) // Longer than any deadline of ours or of the server.
-							v.send("hello, and more"[len(sent):])
-							got := realtime.Next(t, results)
-							require.NoError(t, got.err)
-							require.Equal(t, "hello, and more", got.all)
-							if !hook {
-								require.Equal(t, len(sent), got.known)
-							}
-							back, err := io.ReadAll(v)
+		for _, sent := range []string{"hello", "he", ""} {
+			for read := range min(len(sent), 2) + 1 {
+				t.Run(fmt.Sprintf("%s, %q sent, %d read", way.name, sent, read), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						e := newPipeEntrance(t, 1)
+						shortTimeouts(e.Config)
+						known, all := make(chan int, 1), make(chan string, 1) // known: bytes that can be had without reading the connection
+						e.handler = func(w http.ResponseWriter, r *http.Request) {
+							part := make([]byte, read)
+							_, err := io.ReadFull(r.Body, part)
 							require.NoError(t, err)
-							require.Equal(t, "bye", string(back))
-						})
+							conn, buffered, err := way.by(way.outer(w))
+							require.NoError(t, err)
+							defer conn.Close()
+							known <- read + buffered.Reader.Buffered()
+							rest := make([]byte, len("hello, and more")-read)
+							_, err = io.ReadFull(buffered, rest)
+							require.NoError(t, err)
+							all <- string(part) + string(rest)
+							_, _ = buffered.WriteString("bye")
+							_ = buffered.Flush()
+						}
+						v := e.open().visit(post("/", sent))
+						e.waiting(1)
+						e.admit("100/s depth 1")
+						require.Equal(t, len(sent), realtime.Next(t, known))
+						time.Sleep(2 * timeout) // Longer than any deadline of ours or of the server.
+						v.send("hello, and more"[len(sent):])
+						require.Equal(t, "hello, and more", realtime.Next(t, all))
+						back, err := io.ReadAll(v)
+						require.NoError(t, err)
+						require.Equal(t, "bye", string(back))
 					})
-				}
+				})
 			}
 		}
 	}

@@ -9,9 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// acceptWhenHeard is for Linux alone.
-func acceptWhenHeard(testing.TB, net.Listener) {}
-
 // sendEnd waits for nothing here.
 func sendEnd(t testing.TB, conn *net.TCPConn) {
 	t.Helper()

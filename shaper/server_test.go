@@ -11,8 +11,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -45,7 +47,6 @@ func serve(t testing.TB, h http.Handler, options ...serverOption) *httptest.Serv
 func newServer(t testing.TB, h http.Handler, options ...serverOption) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(h)
-	acceptWhenHeard(t, server.Listener)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	for _, set := range options {
 		set(server)
@@ -65,16 +66,75 @@ func start(server *httptest.Server, options ...serverOption) {
 	for _, set := range options {
 		set(server)
 	}
+	listener := server.Listener
+	if wrapped, ok := listener.(wrapListener); ok {
+		listener = wrapped.Listener
+	}
 	if server.TLS != nil {
 		server.StartTLS()
 	} else {
 		server.Start()
 	}
 	server.Client().Timeout = enough
+	if pipes, ok := listener.(pipeListener); ok {
+		server.Client().Transport.(*http.Transport).DialContext = pipes.dial
+	}
 }
 
 func overTLS(s *httptest.Server)   { s.TLS = new(tls.Config) }
 func overHTTP2(s *httptest.Server) { s.TLS, s.EnableHTTP2 = new(tls.Config), true }
+
+// onPipes is for a server in a bubble: its clients are at the other ends of pipes, on which time
+// passes as in the rest of the bubble. A pipe can't be asked for its client.
+func onPipes(s *httptest.Server) {
+	_ = s.Listener.Close()
+	s.Listener = newPipeListener()
+}
+
+// pipeListener accepts the connections that are sent to it.
+type pipeListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	close  func()
+}
+
+func newPipeListener() pipeListener {
+	closed := make(chan struct{})
+	return pipeListener{make(chan net.Conn), closed, sync.OnceFunc(func() { close(closed) })}
+}
+
+func (l pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l pipeListener) Close() error { l.close(); return nil }
+
+// Addr returns a name that the certificate of an httptest.Server has.
+func (l pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "example.com"} }
+
+// dial connects a client. A pipe has no buffer as a network has, and both sides of TLS write a last
+// word before they read that of the other, so there are two pipes and a buffer between them.
+func (l pipeListener) dial(context.Context, string, string) (net.Conn, error) {
+	client, near := net.Pipe()
+	far, server := net.Pipe()
+	select {
+	case l.conns <- server:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	carry := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from)
+		_ = to.Close()
+	}
+	go carry(far, near)
+	go carry(near, far)
+	return client, nil
+}
 
 // with makes an option of what changes an http.Server.
 func with(set ...func(*http.Server)) serverOption {
@@ -125,7 +185,12 @@ var http2Kind = connectionKind{name: "HTTP/2", wrap: asIs, configure: hooked, tl
 // open serves a handler until the test ends, and returns a client for it.
 func (k connectionKind) open(t testing.TB, h http.Handler, configure ...func(*http.Server)) (*http.Client, string) {
 	t.Helper()
-	options := []serverOption{with(configure...), with(k.configure)}
+	return k.serve(t, h, with(configure...))
+}
+
+func (k connectionKind) serve(t testing.TB, h http.Handler, options ...serverOption) (*http.Client, string) {
+	t.Helper()
+	options = append(options, with(k.configure))
 	switch {
 	case k.h2:
 		options = append(options, overHTTP2)
@@ -134,6 +199,19 @@ func (k connectionKind) open(t testing.TB, h http.Handler, configure ...func(*ht
 	}
 	server := serve(t, k.wrap(h), options...)
 	return server.Client(), server.URL
+}
+
+// inBubbles runs a test in a bubble for each kind of connection.
+func inBubbles(t *testing.T, test func(t *testing.T, k connectionKind)) {
+	for _, k := range connectionKinds {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				// TLS takes up to 5 s to close a connection from which the other side reads no more.
+				t.Cleanup(func() { time.Sleep(time.Minute) })
+				test(t, k)
+			})
+		})
+	}
 }
 
 // hidden is a ResponseWriter that keeps http.ResponseController from its work,
@@ -235,17 +313,6 @@ func inWords(answer *http.Response) string {
 	}
 	return fmt.Sprintf("%s: %s", statusLine(answer), body)
 }
-
-// echoBody answers with the body of the request, or tells why it could not.
-var echoBody = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		w.WriteHeader(http.StatusBadRequest)
-		fmt.Fprint(w, err)
-		return
-	}
-	_, _ = w.Write(body)
-})
 
 // upgrade asks the site at an address for its echo (see duplexSite) on a connection
 // of its own, and returns a function that says a word and waits for it to come back.

@@ -79,7 +79,7 @@ func TestRedirectsAreRequestsOfTheirOwn(t *testing.T) {
 		w.WriteHeader(http.StatusTemporaryRedirect)
 		_, _ = io.WriteString(w, strings.Repeat("x", 1<<20)) // More than a client reads of it.
 	})
-	site.Handle("/c", echoBody)
+	site.HandleFunc("/c", echo)
 	client := newClient(t)
 	s := through(t, client, 1)
 	require.Equal(t, "200: ", postTo(client, "http://"+openServer(t, site)+"/a", strings.NewReader("hello")))
