@@ -4,17 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
@@ -287,101 +283,6 @@ func TestAPanicOfTheLimitsOfAKeyInAHoldReachesTheCallerOnly(t *testing.T) {
 	})
 }
 
-// A strict upstream punishes bursts: when two requests come within less than a
-// gap, it refuses all for a minute.
-type strict struct {
-	gap time.Duration
-
-	mu              sync.Mutex
-	last            time.Time // zero: none has come yet
-	until           time.Time // of the minute
-	served, refused int
-}
-
-func (u *strict) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	now := time.Now()
-	if !u.last.IsZero() && now.Sub(u.last) < u.gap {
-		u.until = now.Add(time.Minute)
-	}
-	u.last = now
-	if now.Before(u.until) {
-		u.refused++
-		w.Header().Set("Retry-After", "60")
-		w.WriteHeader(http.StatusTooManyRequests)
-		return
-	}
-	u.served++
-	_, _ = io.WriteString(w, "ok")
-}
-
-// count returns how many requests the upstream has served, and how many refused.
-func (u *strict) count() (served, refused int) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.served, u.refused
-}
-
-// besiege lets 100 goroutines send through one client for a time, each as soon as
-// it has the answer to the one before.
-func besiege(client *http.Client, address string, d time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), d)
-	defer cancel()
-	var all sync.WaitGroup
-	for range 100 {
-		all.Go(func() {
-			for ctx.Err() == nil {
-				r, err := http.NewRequestWithContext(ctx, "GET", address, nil)
-				if err != nil {
-					panic(err)
-				}
-				answer, err := client.Do(r)
-				if err != nil {
-					return // It would leave after the end.
-				}
-				reads(answer.Body)
-				closes(answer.Body)
-			}
-		})
-	}
-	all.Wait()
-}
-
-// In virtual time an upstream may be as strict as it likes: at exactly the rate that it
-// allows, no request is refused and no slot is left unused.
-func TestAStrictUpstreamRefusesNobody(t *testing.T) {
-	const minute, interval = 60 * time.Second, 20 * time.Millisecond
-	for _, shaped := range []bool{true, false} {
-		t.Run(map[bool]string{true: "shaped", false: "not"}[shaped], func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				u := &strict{gap: interval}
-				var transport http.RoundTripper = roundTripFunc(func(r *http.Request) (*http.Response, error) {
-					rec := httptest.NewRecorder()
-					u.ServeHTTP(rec, r)
-					time.Sleep(time.Second) // Many are in flight at any time.
-					return rec.Result(), nil
-				})
-				if shaped {
-					s, err := shaper.New(shaper.Limits{Rate: rate.Every(interval), Depth: 100, InFlight: 60})
-					require.NoError(t, err)
-					transport = shaper.Transport{Limiter: s, Base: transport, Retry: true}
-					defer func() { require.Zero(t, s.Stats().InFlight) }()
-				}
-				besiege(&http.Client{Transport: transport}, "http://upstream/", minute)
-				served, refused := u.count()
-				if shaped {
-					require.Equal(t, 0, refused)
-					require.Equal(t, int(minute/interval), served)
-				} else {
-					require.Equal(t, 1, served)
-					require.Greater(t, refused, 5000)
-				}
-			})
-		})
-	}
-}
-
 // holds is a Limiter that admits every request and records the holds it is asked for.
 type holds []time.Duration
 
@@ -503,28 +404,5 @@ func TestAnAnswerToARequestOfNoCostHoldsTheLine(t *testing.T) {
 		u.call("a")
 		u.at(time.Minute)
 		u.saw("0s free sent", "0s free 429: body", "30s a sent", "30s a 200: body")
-	})
-}
-
-// Two shapers with the same limits stand in a row, and the second adds RateLimit fields.
-// Each response says that nothing remains for a second, because the field has no shorter
-// time, although the next slot comes in 100 ms. If that held the line, the 21 requests
-// would take 10 s.
-func TestTwoOfOursDoNotSlowEachOther(t *testing.T) {
-	playTransport(t, "10/s burst 2 depth 5", func(u *upstream) {
-		server := mustMake(u.t, limitsOf(u.t, "10/s burst 2"))
-		site := newSite(u.stage, server, shaper.WithRateLimitHeaders())
-		u.Base = roundTripFunc(func(r *http.Request) (*http.Response, error) {
-			return answerOf(site, r.Context(), ""), nil
-		})
-		var last *http.Response
-		for range 21 {
-			var err error
-			last, err = u.RoundTrip(u.request(context.Background(), "", nil))
-			require.NoError(u.t, err)
-			require.Equal(u.t, "200", statusLine(last))
-		}
-		require.Equal(u.t, 1900*ms, time.Since(u.start))
-		require.Equal(u.t, `"default";r=0;t=1`, last.Header.Get("RateLimit"))
 	})
 }

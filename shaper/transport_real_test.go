@@ -412,23 +412,3 @@ func TestRetryAfterARefusalThatBreaksOff(t *testing.T) {
 		u.saw("30s a sent", "30s a 200: body")
 	})
 }
-
-// If the limiter gives up before the retry, the caller gets the first answer and not the
-// limiter's error.
-func TestRetryWhoseLimiterFails(t *testing.T) {
-	times := 0
-	l := limiterFunc(func(context.Context, int) error {
-		if times++; times == 1 {
-			return nil
-		}
-		return errors.New("engine down")
-	})
-	transport := shaper.Transport{Limiter: l, Retry: true, Base: roundTripFunc(func(r *http.Request) (*http.Response, error) {
-		return answerOfText("429 -", r)
-	})}
-	r, err := http.NewRequest("GET", "http://upstream/", nil)
-	require.NoError(t, err)
-	answer, err := transport.RoundTrip(r)
-	require.NoError(t, err)
-	require.Equal(t, "429: body", inWords(answer))
-}
