@@ -68,15 +68,3 @@ func TestARefusalSetsADeadlineOnlyForABodyThatHasNotCome(t *testing.T) {
 		})
 	}
 }
-
-// The answer to a request whose body has come is sent although nobody has read the body and
-// nothing more comes.
-func TestNetHTTPSendsTheAnswerToABodyThatHasCome(t *testing.T) {
-	t.Parallel()
-	visit := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) })
-	v := visit(post("/", "hello"))
-	for range 2 {
-		v.reads(http.StatusTooManyRequests)
-		v.send(post("/", "hello")) // The connection is good for more.
-	}
-}

@@ -2,7 +2,6 @@ package serverconn_test
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"testing"
@@ -13,8 +12,9 @@ import (
 	"example.com/leakybucket/internal/realtime"
 )
 
-// These tests assert the rules of net/http that this package relies on, so that a Go
-// release which changes one is noticed. Few of the rules are documented.
+// These tests assert rules of net/http without which much of this package would not be needed, so
+// that a Go release which changes one is noticed. Few of the rules are documented. The tests of the
+// middleware notice if another rule changes.
 
 // aWhile is how long a test waits to see that something does not happen.
 const aWhile = 120 * time.Millisecond
@@ -88,27 +88,6 @@ func TestNetHTTPAnswersAHalfClosedClientWithAnEmpty200(t *testing.T) {
 	require.Empty(t, v.reads(200))
 }
 
-func TestNetHTTPSendsNoAnswerBeforeTheBodyUnlessItsDeadlinePasses(t *testing.T) {
-	t.Parallel()
-	for _, limit := range []bool{false, true} {
-		t.Run(fmt.Sprintf("deadline %t", limit), func(t *testing.T) {
-			t.Parallel()
-			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
-				if limit {
-					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-				}
-				w.WriteHeader(429)
-			})
-			v := visit(post("/", "he"))
-			if !limit {
-				v.readsNothing(aWhile)
-				v.send("llo")
-			}
-			v.reads(429)
-		})
-	}
-}
-
 func TestNetHTTPCancelsTheRequestWhenAReadDeadlinePassesInARead(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -150,106 +129,4 @@ func TestNetHTTPCancelsTheRequestWhenAReadDeadlinePassesInARead(t *testing.T) {
 		visit(post("/", "hello"))
 		require.True(t, realtime.Next(t, cancelled))
 	})
-}
-
-func TestNetHTTPReadsOnAfterADeadlineThatPassedWhileNobodyRead(t *testing.T) {
-	t.Parallel()
-	for _, renew := range []bool{false, true} {
-		t.Run(fmt.Sprintf("renewed %t", renew), func(t *testing.T) {
-			t.Parallel()
-			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
-				_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(50 * time.Millisecond)) // as a ReadTimeout does
-				time.Sleep(100 * time.Millisecond)
-				if renew {
-					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(enough))
-				}
-				echo(w, r)
-			})
-			v := visit(post("/", ""))
-			if renew {
-				v.send("hello")
-				require.Equal(t, "HELLO", v.reads(200))
-			} else {
-				require.Contains(t, v.reads(400), "timeout")
-			}
-		})
-	}
-}
-
-// A read of no bytes shows whether a body has been read to its end, and the name of its
-// type shows its maker.
-func TestNetHTTPTellsOfABodyWithoutReadingIt(t *testing.T) {
-	t.Parallel()
-	type look struct {
-		made          string
-		before, after error
-	}
-	for _, c := range []struct {
-		want look
-		wrap func(w http.ResponseWriter, r *http.Request) io.ReadCloser
-	}{
-		{look{"*http.body", nil, io.EOF}, func(_ http.ResponseWriter, r *http.Request) io.ReadCloser { return r.Body }},
-		{look{"*http.maxBytesReader", nil, io.EOF}, func(w http.ResponseWriter, r *http.Request) io.ReadCloser {
-			return http.MaxBytesReader(w, r.Body, 9)
-		}},
-	} {
-		t.Run(c.want.made, func(t *testing.T) {
-			t.Parallel()
-			looks, sent := make(chan look, 1), make(chan bool)
-			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
-				body := c.wrap(w, r)
-				l := look{made: fmt.Sprintf("%T", body)}
-				_, l.before = body.Read(nil)
-				sent <- true
-				_, _ = io.ReadFull(body, make([]byte, 5))
-				_, l.after = body.Read(nil)
-				looks <- l
-			})
-			v := visit(post("/", ""))
-			realtime.Next(t, sent)
-			v.send("hello")
-			require.Equal(t, c.want, realtime.Next(t, looks))
-		})
-	}
-}
-
-func TestNetHTTPLosesTheAnswerWhenTheWriteTimeoutPassesInTheHandler(t *testing.T) {
-	t.Parallel()
-	for _, renew := range []bool{false, true} {
-		t.Run(fmt.Sprintf("renewed %t", renew), func(t *testing.T) {
-			t.Parallel()
-			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
-				time.Sleep(100 * time.Millisecond)
-				if renew {
-					_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(enough))
-				}
-				_, _ = io.WriteString(w, "answer")
-			}, func(s *http.Server) { s.WriteTimeout = 50 * time.Millisecond })
-			v := visit(get("/"))
-			if renew {
-				require.Equal(t, "answer", v.reads(200))
-				return
-			}
-			_, err := v.from.ReadByte()
-			require.ErrorIs(t, err, io.EOF)
-		})
-	}
-}
-
-func TestNetHTTPShutdownNeitherWakesNorCancels(t *testing.T) {
-	t.Parallel()
-	var server *http.Server
-	runs, stopped := make(chan bool, 1), make(chan bool)
-	visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		runs <- true
-		<-stopped
-		_, _ = fmt.Fprint(w, r.Context().Err())
-	}, func(s *http.Server) { server = s })
-	v := visit(get("/"))
-	realtime.Next(t, runs)
-	ctx, cancel := context.WithTimeout(t.Context(), aWhile)
-	defer cancel()
-	require.ErrorIs(t, server.Shutdown(ctx), context.DeadlineExceeded)
-	close(stopped)
-	require.Equal(t, "<nil>", v.reads(200))
 }

@@ -6,8 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -89,24 +87,4 @@ func (v *visitor) reads(status int) string {
 	require.NoError(v.t, err)
 	require.Equal(v.t, status, a.StatusCode, string(body))
 	return string(body)
-}
-
-// readsNothing asserts that no byte comes for a while.
-func (v *visitor) readsNothing(d time.Duration) {
-	v.t.Helper()
-	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(d)))
-	_, err := v.from.Peek(1)
-	require.ErrorIs(v.t, err, os.ErrDeadlineExceeded)
-	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(enough)))
-}
-
-// echo answers with the body, or with 400 and the error of reading it.
-func echo(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		w.WriteHeader(http.StatusBadRequest)
-		_, _ = io.WriteString(w, err.Error())
-		return
-	}
-	_, _ = io.WriteString(w, strings.ToUpper(string(body)))
 }
