@@ -64,28 +64,23 @@ func TestRateLimitFieldsTellTheStateAfterTheDecision(t *testing.T) {
 // The bubble's clock starts at a whole second.
 func TestXRateLimitFieldsHaveTheSameNumbers(t *testing.T) {
 	play(t, "1 per 2s burst 2 depth 2", func(g *stage) {
-		shape := shaper.Middleware(g.Shaper, shaper.WithXRateLimitHeaders())
 		nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
-		expect := func(h http.Handler, status int, limit, remaining string, reset time.Duration) {
+		h := shaper.Middleware(g.Shaper, shaper.WithXRateLimitHeaders())(nothing)
+		expect := func(status int, remaining string, reset time.Duration) {
 			g.t.Helper()
 			answer := answerOf(h, context.Background(), "a")
 			require.Equal(g.t, status, answer.StatusCode)
-			require.Equal(g.t, []string{limit}, answer.Header.Values("X-RateLimit-Limit"))
+			require.Equal(g.t, []string{"4"}, answer.Header.Values("X-RateLimit-Limit"))
 			require.Equal(g.t, []string{remaining}, answer.Header.Values("X-RateLimit-Remaining"))
 			require.Equal(g.t, []string{strconv.FormatInt(g.start.Add(reset).Unix(), 10)}, answer.Header.Values("X-RateLimit-Reset"))
 			require.Empty(g.t, answer.Header.Values("RateLimit"))
 		}
-		expect(shape(nothing), 200, "4", "3", 2*time.Second)
+		expect(200, "3", 2*time.Second)
 
-		// Around it stands a middleware that would let more pass, and inside one that would not.
-		many := shaper.Middleware(mustMake(g.t, limitsOf(g.t, "1/s burst 99")), shaper.WithXRateLimitHeaders())
-		expect(many(shape(nothing)), 200, "4", "2", 4*time.Second)
-		few := shaper.Middleware(mustMake(g.t, limitsOf(g.t, "1 per 9s")), shaper.WithXRateLimitHeaders())
-		go expect(shape(few(nothing)), 200, "1", "0", 11*time.Second)
 		g.at(time.Minute)
 		require.True(g.t, g.AllowN(2))
 		g.arriveAll("b", "c")
-		expect(shape(nothing), 429, "4", "0", 62*time.Second)
+		expect(429, "0", 62*time.Second)
 		g.at(2 * time.Minute)
 
 		both := shaper.Middleware(g.Shaper, shaper.WithXRateLimitHeaders(), shaper.WithRateLimitHeaders())

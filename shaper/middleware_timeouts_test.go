@@ -239,72 +239,8 @@ func TestAConnectionIsGoodForManyWaits(t *testing.T) {
 	})
 }
 
-// The ways in which handlers come to a Hijack, and the wrappers between them and the ResponseWriter
-// of net/http.
-var hijacks = []struct {
-	name  string
-	outer func(http.ResponseWriter) http.ResponseWriter
-	by    func(http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error)
-}{
-	{"type assertion", bare, asserted},
-	{"http.ResponseController", bare, controlled},
-	{"http.ResponseController behind a logger", logged, controlled},
-	{"http.ResponseController behind two", func(w http.ResponseWriter) http.ResponseWriter { return logged(logged(w)) }, controlled},
-}
-
-func bare(w http.ResponseWriter) http.ResponseWriter   { return w }
-func logged(w http.ResponseWriter) http.ResponseWriter { return &statusWriter{ResponseWriter: w} }
-
 func asserted(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
 	return w.(http.Hijacker).Hijack()
-}
-
-func controlled(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
-	return http.NewResponseController(w).Hijack()
-}
-
-func TestAHijackFreesTheSeatOnceAndForAll(t *testing.T) {
-	for _, way := range hijacks {
-		t.Run(way.name, func(t *testing.T) {
-			s := limitedInFlight(t, 1, 1)
-			stay, hijacked := map[string]chan struct{}{"/hijack": make(chan struct{}), "/second": make(chan struct{})}, make(chan error, 1)
-			inner := shaper.Middleware(s)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path == "/hijack" {
-					conn, _, err := way.by(w)
-					hijacked <- err
-					if err == nil {
-						defer conn.Close()
-					}
-				}
-				<-stay[r.URL.Path]
-			}))
-			ended := make(chan string, 3)
-			addr := openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				inner.ServeHTTP(way.outer(w), r)
-				ended <- r.URL.Path
-			}))
-			stay["/third"] = make(chan struct{})
-			client := newClient(t)
-			send(t.Context(), t, client, "http://"+addr+"/hijack", nil)
-			require.NoError(t, realtime.Next(t, hijacked))
-			require.Equal(t, 0, s.Stats().InFlight, "its handler goes on without a seat")
-
-			second := send(t.Context(), t, client, "http://"+addr+"/second", nil)
-			realtime.Until(t, inFlight(s, 1), "the second has the seat")
-			third := send(t.Context(), t, client, "http://"+addr+"/third", nil)
-			realtime.Until(t, inLine(s, 1), "the third waits for it")
-			close(stay["/hijack"])
-			require.Equal(t, "/hijack", realtime.Next(t, ended))
-			st := s.Stats()
-			require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
-
-			close(stay["/second"])
-			require.Equal(t, "200: ", realtime.Next(t, second))
-			close(stay["/third"])
-			require.Equal(t, "200: ", realtime.Next(t, third))
-			realtime.Until(t, inFlight(s, 0), "all seats are free")
-		})
-	}
 }
 
 // A websocket through a proxy with a single seat.
@@ -363,42 +299,40 @@ func (h *hijackableRecorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { ret
 // A handler that hijacks the connection with its body unread gets the bytes read ahead, then the
 // bytes that come later, as from net/http alone, and no deadline.
 func TestAHijackerGetsTheBodyThatWasReadAhead(t *testing.T) {
-	for _, way := range hijacks[1:3] {
-		for _, sent := range []string{"hello", "he", ""} {
-			for read := range min(len(sent), 2) + 1 {
-				t.Run(fmt.Sprintf("%s, %q sent, %d read", way.name, sent, read), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						e := newPipeEntrance(t, 1)
-						shortTimeouts(e.Config)
-						known, all := make(chan int, 1), make(chan string, 1) // known: bytes that can be had without reading the connection
-						e.handler = func(w http.ResponseWriter, r *http.Request) {
-							part := make([]byte, read)
-							_, err := io.ReadFull(r.Body, part)
-							require.NoError(t, err)
-							conn, buffered, err := way.by(way.outer(w))
-							require.NoError(t, err)
-							defer conn.Close()
-							known <- read + buffered.Reader.Buffered()
-							rest := make([]byte, len("hello, and more")-read)
-							_, err = io.ReadFull(buffered, rest)
-							require.NoError(t, err)
-							all <- string(part) + string(rest)
-							_, _ = buffered.WriteString("bye")
-							_ = buffered.Flush()
-						}
-						v := e.open().visit(post("/", sent))
-						e.waiting(1)
-						e.admit("100/s depth 1")
-						require.Equal(t, len(sent), realtime.Next(t, known))
-						time.Sleep(2 * timeout) // Longer than any deadline of ours or of the server.
-						v.send("hello, and more"[len(sent):])
-						require.Equal(t, "hello, and more", realtime.Next(t, all))
-						back, err := io.ReadAll(v)
+	for _, sent := range []string{"hello", "he", ""} {
+		for read := range min(len(sent), 2) + 1 {
+			t.Run(fmt.Sprintf("%q sent, %d read", sent, read), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					e := newPipeEntrance(t, 1)
+					shortTimeouts(e.Config)
+					known, all := make(chan int, 1), make(chan string, 1) // known: bytes that can be had without reading the connection
+					e.handler = func(w http.ResponseWriter, r *http.Request) {
+						part := make([]byte, read)
+						_, err := io.ReadFull(r.Body, part)
 						require.NoError(t, err)
-						require.Equal(t, "bye", string(back))
-					})
+						conn, buffered, err := http.NewResponseController(w).Hijack()
+						require.NoError(t, err)
+						defer conn.Close()
+						known <- read + buffered.Reader.Buffered()
+						rest := make([]byte, len("hello, and more")-read)
+						_, err = io.ReadFull(buffered, rest)
+						require.NoError(t, err)
+						all <- string(part) + string(rest)
+						_, _ = buffered.WriteString("bye")
+						_ = buffered.Flush()
+					}
+					v := e.open().visit(post("/", sent))
+					e.waiting(1)
+					e.admit("100/s depth 1")
+					require.Equal(t, len(sent), realtime.Next(t, known))
+					time.Sleep(2 * timeout) // Longer than any deadline of ours or of the server.
+					v.send("hello, and more"[len(sent):])
+					require.Equal(t, "hello, and more", realtime.Next(t, all))
+					back, err := io.ReadAll(v)
+					require.NoError(t, err)
+					require.Equal(t, "bye", string(back))
 				})
-			}
+			})
 		}
 	}
 }
