@@ -1,10 +1,12 @@
 package shaper_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -450,6 +452,22 @@ func TestAnotherLimitersSeatIsReleasedOnceToo(t *testing.T) {
 		})).ServeHTTP(hijackable(nil), r)
 		require.EqualValues(t, 1, l.released.Swap(0))
 	})
+}
+
+// A hijackableRecorder is a ResponseWriter whose connection does not matter.
+type hijackableRecorder struct {
+	*httptest.ResponseRecorder
+	err error // of Hijack
+}
+
+func hijackable(err error) *hijackableRecorder {
+	return &hijackableRecorder{httptest.NewRecorder(), err}
+}
+
+func (h *hijackableRecorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, h.err }
+
+func asserted(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
+	return w.(http.Hijacker).Hijack()
 }
 
 // Acquire may return a nil release if there is nothing to give back.

@@ -1,15 +1,12 @@
 package shaper_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -239,10 +236,6 @@ func TestAConnectionIsGoodForManyWaits(t *testing.T) {
 	})
 }
 
-func asserted(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
-	return w.(http.Hijacker).Hijack()
-}
-
 // A websocket through a proxy with a single seat.
 func TestAnUpgradedConnectionHasNoSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
@@ -283,18 +276,6 @@ func TestWithACapMaxBytesReaderClosesNothing(t *testing.T) {
 		})
 	}
 }
-
-// A hijackableRecorder is a ResponseWriter whose connection does not matter.
-type hijackableRecorder struct {
-	*httptest.ResponseRecorder
-	err error // of Hijack
-}
-
-func hijackable(err error) *hijackableRecorder {
-	return &hijackableRecorder{httptest.NewRecorder(), err}
-}
-
-func (h *hijackableRecorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, h.err }
 
 // A handler that hijacks the connection with its body unread gets the bytes read ahead, then the
 // bytes that come later, as from net/http alone, and no deadline.
