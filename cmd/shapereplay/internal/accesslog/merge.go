@@ -1,7 +1,6 @@
 package accesslog
 
 import (
-	"cmp"
 	"errors"
 	"io"
 	"math"
@@ -74,7 +73,12 @@ func (m *merger) next(e *entry) (ticket, error) {
 			}
 			return m.release(e), nil
 		}
-		s := slices.MinFunc(m.sources, func(a, b *source) int { return cmp.Compare(a.newest, b.newest) }) // It lags.
+		s := m.sources[0]
+		for _, other := range m.sources[1:] {
+			if other.newest < s.newest {
+				s = other // It lags.
+			}
+		}
 		if ok && (s.newest-first >= int64(m.window) || m.held.size > m.most) {
 			return m.release(e), nil
 		}
@@ -236,7 +240,7 @@ func (s *sorter) popHeap() ticket {
 // A spread counts the requests of every second that a source tells in whole seconds, to
 // spread them over it. All of a second have been counted when the first leaves, as they
 // are held for a window.
-type spread map[second]*spreadCount
+type spread map[second]spreadCount
 
 type second struct {
 	rank uint64 // of the source
@@ -247,11 +251,8 @@ type spreadCount struct{ counted, gone int }
 
 func (s spread) count(of second) {
 	c := s[of]
-	if c == nil {
-		c = &spreadCount{}
-		s[of] = c
-	}
 	c.counted++
+	s[of] = c
 }
 
 // next returns how far into its second the next request arrives.
@@ -260,6 +261,8 @@ func (s spread) next(of second) time.Duration {
 	offset := time.Duration(float64(time.Second) * float64(c.gone) / float64(c.counted))
 	if c.gone++; c.gone == c.counted {
 		delete(s, of)
+	} else {
+		s[of] = c
 	}
 	return offset
 }

@@ -51,7 +51,6 @@ type Simulation struct {
 	options Options
 
 	now    time.Duration
-	clock  *clock           // nil: no series are kept
 	byRule map[string]*Rule // the rules that were met, by their keys
 	result Result           // without what is added up of the rules
 }
@@ -82,11 +81,7 @@ type Rule struct {
 
 // New returns a Simulation to which no request has come yet.
 func New(rules *config.Rules, o Options) *Simulation {
-	s := &Simulation{rules: rules, options: o, byRule: map[string]*Rule{}, result: Result{keys: map[string]*Key{}, refused: map[string]int{}}}
-	if o.Series {
-		s.clock = newClock()
-	}
-	return s
+	return &Simulation{rules: rules, options: o, byRule: map[string]*Rule{}, result: Result{keys: map[string]*Key{}, refused: map[string]int{}}}
 }
 
 // Arrive is the arrival of a request. Its instant must not be before the instant of the
@@ -147,8 +142,8 @@ func (s *Simulation) ruleOf(key string) *Rule {
 	if r == nil {
 		r = s.newRule(rule)
 		r.plan = replay.NewPlan(r.Simulated)
-		if s.clock != nil {
-			r.Series = s.clock.newSeries()
+		if s.options.Series {
+			r.Series = &Series{width: time.Millisecond}
 		}
 		s.byRule[rule.Key] = r
 	}
@@ -183,10 +178,19 @@ type Result struct {
 func (s *Simulation) Result() Result {
 	result := s.result
 	result.Keys = len(result.keys)
+	width := time.Duration(0) // one for all series
+	for _, r := range s.byRule {
+		if r.Series != nil {
+			width = max(width, r.Series.width)
+		}
+	}
 	for rule := range s.rules.All() {
 		r := s.byRule[rule.Key]
 		if r == nil {
 			r = s.newRule(rule)
+		}
+		for r.Series != nil && r.Series.width < width {
+			r.Series.widen()
 		}
 		result.All.plus(r.Count)
 		result.Rules = append(result.Rules, r)
@@ -347,40 +351,26 @@ type Bin struct {
 	Waiting                time.Duration // of all that waited then, added up: divided by the width it is how many waited on average
 }
 
-// A Series counts events over time. Bin i begins i widths after the first arrival of the log.
+// A Series counts events over time. Bin i begins i widths after the first arrival of the log. The length of a
+// log is unknown when it is read from a pipe, so the bins are narrow at first, and twice as wide whenever
+// there would be too many.
 type Series struct {
-	clock *clock
+	width time.Duration // of a bin
 	bins  []Bin
 }
 
-// Width returns how long a bin lasts.
-func (s *Series) Width() time.Duration { return s.clock.width }
+// Width returns how long a bin lasts. In a [Result] it is the same of all series.
+func (s *Series) Width() time.Duration { return s.width }
 
 // Bins returns the bins, up to the last in which something happened.
 func (s *Series) Bins() []Bin { return s.bins }
 
-// A clock has the width of the bins of several series. The length of a log is
-// unknown when it is read from a pipe, so the bins are narrow at first, and twice as wide
-// whenever there would be too many.
-type clock struct {
-	width time.Duration
-	all   []*Series
-}
-
-func newClock() *clock { return &clock{width: time.Millisecond} }
-
-func (c *clock) newSeries() *Series {
-	s := &Series{clock: c}
-	c.all = append(c.all, s)
-	return s
-}
-
 // bin returns the bin of an instant.
 func (s *Series) bin(at time.Duration) *Bin {
-	for int(at/s.clock.width) >= maxBins {
-		s.clock.widen()
+	for int(at/s.width) >= maxBins {
+		s.widen()
 	}
-	i := int(at / s.clock.width)
+	i := int(at / s.width)
 	for len(s.bins) <= i {
 		s.bins = append(s.bins, Bin{})
 	}
@@ -388,22 +378,20 @@ func (s *Series) bin(at time.Duration) *Bin {
 }
 
 // widen makes one bin of two.
-func (c *clock) widen() {
-	c.width *= 2
-	for _, s := range c.all {
-		for i, b := range s.bins {
-			if i%2 == 0 {
-				s.bins[i/2] = b
-				continue
-			}
-			to := &s.bins[i/2]
-			to.Arrived += b.Arrived
-			to.Left += b.Left
-			to.Refused += b.Refused
-			to.Waiting += b.Waiting
+func (s *Series) widen() {
+	s.width *= 2
+	for i, b := range s.bins {
+		if i%2 == 0 {
+			s.bins[i/2] = b
+			continue
 		}
-		s.bins = s.bins[:(len(s.bins)+1)/2]
+		to := &s.bins[i/2]
+		to.Arrived += b.Arrived
+		to.Left += b.Left
+		to.Refused += b.Refused
+		to.Waiting += b.Waiting
 	}
+	s.bins = s.bins[:(len(s.bins)+1)/2]
 }
 
 func (s *Series) add(at time.Duration, f replay.Fate) {
@@ -415,7 +403,7 @@ func (s *Series) add(at time.Duration, f replay.Fate) {
 	leaves := at + f.Waited
 	s.bin(leaves).Left++
 	for at < leaves {
-		width := s.clock.width
+		width := s.width
 		end := min(leaves, at-at%width+width)
 		s.bins[at/width].Waiting += end - at
 		at = end
