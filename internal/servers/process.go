@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -20,9 +19,9 @@ type process struct {
 	command *exec.Cmd
 	log     string // the file with the output of the process
 
-	ended chan struct{} // closed when the process has ended
-	guard *exec.Cmd     // ends the process if this one is killed
-	alive io.Closer     // tells the guard that this process lives
+	ended chan struct{}  // closed when the process has ended
+	guard *exec.Cmd      // ends the process if this one is killed
+	alive io.WriteCloser // tells the guard that this process lives
 }
 
 // start starts a program whose output goes to the file log, and kills it when the test
@@ -36,15 +35,20 @@ func start(t testing.TB, log string, command *exec.Cmd) *process {
 	}
 	defer file.Close() // The process has its own.
 	command.Stdout, command.Stderr = file, file
-	if err := command.Start(); err != nil {
+	if err := p.watch(); err != nil {
 		t.Fatal(err)
 	}
+	if err := command.Start(); err != nil {
+		_ = p.alive.Close() // The guard ends.
+		t.Fatal(err)
+	}
+	_, err = fmt.Fprintln(p.alive, command.Process.Pid)
 	go func() {
 		_ = command.Wait() // A status that is not 0 is no error: most are killed.
 		close(p.ended)
 	}()
 	t.Cleanup(p.kill)
-	if err := p.watch(); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -62,15 +66,14 @@ func Listening(t testing.TB, address, log string, command *exec.Cmd) (pid int) {
 
 // watch starts a guard that ends the process when this one ends without having done so,
 // as after a panic or a timeout of the test. It reads from a pipe which ends with this
-// process.
-func (p *process) watch() error {
+// process. It is there before the process, and is told the number of it: were it started
+// later, a test that is killed in between would leave the process behind.
+func (p *process) watch() (err error) {
 	// nginx ends its workers when it is asked to end, and leaves them behind when it is killed.
-	p.guard = exec.Command("sh", "-c", `read -r _ || { kill "$1"; sleep 1; kill -9 "$1"; }`, "sh", strconv.Itoa(p.command.Process.Pid))
-	pipe, err := p.guard.StdinPipe()
-	if err != nil {
+	p.guard = exec.Command("sh", "-c", `read -r process && { read -r _ || { kill "$process"; sleep 1; kill -9 "$process"; }; }`)
+	if p.alive, err = p.guard.StdinPipe(); err != nil {
 		return err
 	}
-	p.alive = pipe
 	return p.guard.Start()
 }
 
