@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -281,17 +280,6 @@ func writeLog(t testing.TB, name string, hits []hit, line func(hit) string, more
 		text.WriteString(line + "\n")
 	}
 	require.NoError(t, os.WriteFile(name, text.Bytes(), 0o600))
-}
-
-// replayed returns the JSON object that the program prints.
-func replayed(t *testing.T, stdin string, args ...string) map[string]any {
-	t.Helper()
-	status, printed, problems := shapereplay(t, stdin, append(args, "-json")...)
-	require.Equal(t, exitOK, status, problems)
-	require.Empty(t, problems)
-	var d map[string]any
-	require.NoError(t, json.Unmarshal([]byte(printed), &d))
-	return d
 }
 
 // Each of them is shown, as a transcript has it. A picture has no place for them, and a table for some.
