@@ -1,7 +1,6 @@
 package servers
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -98,8 +97,7 @@ func (p *Postgres) start(port int) error {
 	command.Dir = p.data()
 	notAsRoot(command)
 	p.process = start(p.t, filepath.Join(p.dir, "log"), command)
-	// If only its first process were killed, the others would end some time later.
-	p.t.Cleanup(func() { p.Stop(PostgresImmediate) })
+	p.t.Cleanup(p.Kill)
 	return p.process.until(p.isReady)
 }
 
@@ -117,28 +115,18 @@ func (p *Postgres) isReady() error {
 	return nil
 }
 
-// A PostgresStop is how a server of PostgreSQL is stopped.
-type PostgresStop string
-
-const (
-	PostgresFast      PostgresStop = "fast"      // transactions are rolled back
-	PostgresImmediate PostgresStop = "immediate" // as after a crash: it has to recover when it is started
-)
-
-// Stop stops the server, and returns when it has ended.
-func (p *Postgres) Stop(how PostgresStop) {
+// Kill ends the server as in a crash: it has to recover when it is started again. It returns
+// when all processes of the server have ended; if only the first were killed, the others would
+// end some time later.
+func (p *Postgres) Kill() {
 	p.t.Helper()
-	signal := syscall.SIGINT
-	if how == PostgresImmediate {
-		signal = syscall.SIGQUIT
-	}
 	if p.process.running() {
-		p.process.stop(p.t, signal)
+		p.process.stop(p.t, syscall.SIGQUIT)
 	}
 }
 
-// Start starts a server again that was stopped, at the same address.
-func (p *Postgres) Start() {
+// Restart starts a server again that was killed, at the same address.
+func (p *Postgres) Restart() {
 	p.t.Helper()
 	_, port := hostPort(p.Addr)
 	n, err := strconv.Atoi(port)
@@ -148,17 +136,6 @@ func (p *Postgres) Start() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-}
-
-// Query runs SQL with psql, and returns its rows as lines, and their columns with a "|"
-// between.
-func (p *Postgres) Query(sql string) (string, error) {
-	p.t.Helper()
-	out, err := exec.Command(Need(p.t, getPostgres, "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql, p.URL).Output()
-	if e, ok := errors.AsType[*exec.ExitError](err); ok {
-		err = fmt.Errorf("psql: %w: %s", err, e.Stderr)
-	}
-	return strings.TrimSuffix(string(out), "\n"), err
 }
 
 // StartPgBouncer starts PgBouncer in front of p, with few connections to it; each serves

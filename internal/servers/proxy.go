@@ -47,20 +47,21 @@ func StartProxy(t testing.TB, target string) *Proxy {
 
 // Close ends the proxy and all its connections.
 func (p *Proxy) Close() {
+	p.listener.Close()
 	p.mu.Lock()
 	p.closed = true
+	p.resetAllLocked()
 	p.mu.Unlock()
-	p.listener.Close()
-	p.CutAll()
 	p.running.Wait()
 }
 
-// SetTarget makes connections that are opened from now on go to another server, as after a
-// fail-over.
-func (p *Proxy) SetTarget(target string) {
+// FailOver resets all connections, and makes those that are opened from now on go to another
+// server.
+func (p *Proxy) FailOver(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.target = target
+	p.resetAllLocked()
 }
 
 // SetDelay makes a round trip take base ± jitter longer than without the proxy: each
@@ -88,10 +89,7 @@ func (p *Proxy) BlackHole(on bool) {
 	}
 }
 
-// CutAll resets all connections that are open.
-func (p *Proxy) CutAll() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (p *Proxy) resetAllLocked() {
 	for l := range p.links {
 		l.reset()
 	}

@@ -97,9 +97,6 @@ func (r *Redis) MustDo(args ...string) any {
 	return answer
 }
 
-// Stop lets the server end as if it were told to, and returns when it has.
-func (r *Redis) Stop() { r.t.Helper(); r.process.stop(r.t, os.Interrupt) }
-
 // Kill ends the server at once.
 func (r *Redis) Kill() { r.process.kill() }
 

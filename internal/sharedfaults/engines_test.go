@@ -45,18 +45,17 @@ func openBucket(p plan) (b shaper.Bucket, closeBucket func(), err error) {
 func startPostgres(t *testing.T) *servers.Postgres {
 	t.Helper()
 	db := servers.StartPostgres(t, "-c", "max_connections=200")
-	conn, err := pgx.Connect(t.Context(), db.URL)
-	require.NoError(t, err)
-	defer conn.Close(t.Context())
-	require.NoError(t, pgbucket.Migrate(t.Context(), conn))
+	onConnection(t, db, func(conn *pgx.Conn) error { return pgbucket.Migrate(t.Context(), conn) })
 	return db
 }
 
-// query runs a statement on a server.
-func query(t *testing.T, db *servers.Postgres, statement string) {
+// onConnection does something on a connection of its own to a server.
+func onConnection(t *testing.T, db *servers.Postgres, do func(conn *pgx.Conn) error) {
 	t.Helper()
-	_, err := db.Query(statement)
+	conn, err := pgx.Connect(t.Context(), db.URL)
 	require.NoError(t, err)
+	defer conn.Close(t.Context())
+	require.NoError(t, do(conn))
 }
 
 // hostPort returns the parts of an address.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/realtime"
@@ -54,7 +55,7 @@ var faults = []fault{
 	{name: "nothing at 3 per second", plan: plan{Rate: 3, Waiters: 4}, start: onRedis(nothing), long: true},
 	{name: "nothing with a burst of 50", plan: plan{Burst: 50, Waiters: 32}, start: onRedis(nothing)},
 	{name: "nothing at 10000 per second", plan: plan{Rate: 10_000, Waiters: 200}, start: onRedis(nothing), long: true},
-	{name: "nothing on PostgreSQL", plan: plan{Rate: 10_000, Waiters: 200}, start: onPostgres(nothingThere), long: true},
+	{name: "nothing on PostgreSQL", plan: plan{Rate: 10_000, Waiters: 200}, start: onPostgres(nothing), long: true},
 	{name: "a server that is far away", plan: plan{Waiters: 64, Slack: 60 * time.Millisecond}, start: farAway},
 
 	{name: "a process is stopped for a second", start: onRedis(aProcessIsStopped)},
@@ -62,7 +63,7 @@ var faults = []fault{
 	{name: "a process shuts down", start: onRedis(aProcessShutsDown), long: true},
 	{name: "processes are replaced", start: onRedis(processesAreReplaced)},
 	{name: "one process changes the rate", start: onRedis(theRateChanges)},
-	{name: "one process changes the rate on PostgreSQL", start: onPostgres(theRateChangesThere), long: true},
+	{name: "one process changes the rate on PostgreSQL", start: onPostgres(theRateChanges), long: true},
 
 	{name: "replies are lost", start: repliesAreLost},
 	{name: "FLUSHALL", start: onRedis(allIsFlushed), extra: heldByOthers},
@@ -73,11 +74,10 @@ var faults = []fault{
 	{name: "the state is of the next year", start: onRedis(damaged("")), extra: heldByOthers},
 
 	{name: "the server is killed", plan: plan{Burst: 1}, start: onRedis(killed), extra: burstThatIsForgotten, long: true},
-	{name: "the server is stopped", plan: plan{Burst: 1}, start: onRedis(stopped), extra: burstThatIsForgotten, long: true},
 	{name: "the server is killed, whose state is saved", start: onRedis(killed, saved...), long: true},
 	{name: "the server is killed at a great level", plan: plan{Burst: 500}, start: onRedis(killed), extra: burstThatIsForgotten},
 	{name: "the server is killed at a great level that is saved", plan: plan{Burst: 500}, start: onRedis(killed, saved...), long: true},
-	{name: "PostgreSQL is stopped at once", start: onPostgres(stoppedAtOnce), long: true},
+	{name: "PostgreSQL is killed", start: onPostgres(killedThere), long: true},
 	{name: "a fail-over to an empty server", start: failOver(false), extra: heldByOthers},
 	{name: "a fail-over to an empty server with a guard", plan: plan{Guard: 128 * time.Millisecond}, start: failOver(false), long: true},
 	{name: "a fail-over to a replica that lags", start: failOver(true), extra: heldByOthers, long: true},
@@ -130,8 +130,7 @@ func onPostgres(breaks func(f *fleet, db *servers.Postgres)) starter {
 	}
 }
 
-func nothing(*fleet, *servers.Redis)         { time.Sleep(500 * time.Millisecond) }
-func nothingThere(*fleet, *servers.Postgres) { time.Sleep(500 * time.Millisecond) }
+func nothing[S any](*fleet, S) { time.Sleep(500 * time.Millisecond) }
 
 // With a server that is far, slots are leased before they are due.
 func farAway(t *testing.T, p *plan) func(*fleet) {
@@ -179,7 +178,7 @@ func processesAreReplaced(f *fleet, _ *servers.Redis) {
 }
 
 // One process changes the rate, and all follow.
-func theRateChanges(f *fleet, _ *servers.Redis) {
+func theRateChanges[S any](f *fleet, _ S) {
 	slower := f.plan()
 	slower.Rate /= 5
 	f.workers[1].does(order{Do: setRate, Rate: slower.Rate})
@@ -192,8 +191,6 @@ func theRateChanges(f *fleet, _ *servers.Redis) {
 	f.workers[2].does(order{Do: setRate, Rate: f.plan().Rate})
 	f.waitsFor("each has the rate in force", func(r report) bool { return float64(r.Stats.Limits.Rate) == f.plan().Rate })
 }
-
-func theRateChangesThere(f *fleet, _ *servers.Postgres) { theRateChanges(f, nil) }
 
 // A call whose reply is lost has been carried out. If it counted as refused, slots would be given
 // twice.
@@ -225,7 +222,12 @@ func failures(reports []report) (n uint64) {
 // that this process has leased. Slots beyond that which others hold are given twice.
 func allIsFlushed(_ *fleet, r *servers.Redis) { r.MustDo("FLUSHALL") }
 
-func theTableIsEmptied(f *fleet, db *servers.Postgres) { query(f.t, db, "TRUNCATE leaky_buckets") }
+func theTableIsEmptied(f *fleet, db *servers.Postgres) {
+	onConnection(f.t, db, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(f.t.Context(), "TRUNCATE leaky_buckets")
+		return err
+	})
+}
 
 // damaged writes a text to the key, or if there is none, a state as a clock that is a year ahead
 // would have written it.
@@ -253,16 +255,10 @@ func killed(f *fleet, r *servers.Redis) {
 	r.Restart()
 }
 
-func stopped(_ *fleet, r *servers.Redis) {
-	r.Stop()
+func killedThere(_ *fleet, db *servers.Postgres) {
+	db.Kill()
 	time.Sleep(away)
-	r.Restart()
-}
-
-func stoppedAtOnce(_ *fleet, db *servers.Postgres) {
-	db.Stop(servers.PostgresImmediate)
-	time.Sleep(away)
-	db.Start()
+	db.Restart()
 }
 
 // failOver lets another server answer at once, which knows less than the first: nothing, or the
@@ -282,8 +278,7 @@ func failOver(lags bool) starter {
 				require.Len(t, second.MustDo("KEYS", "*"), 1)
 				time.Sleep(100 * time.Millisecond)
 			}
-			proxy.SetTarget(second.Addr)
-			proxy.CutAll()
+			proxy.FailOver(second.Addr)
 			f.finally = append(f.finally, func([]report, log) { require.Equal(t, "1", second.MustDo("DBSIZE"), "the other server has answered") })
 		}
 	}

@@ -29,7 +29,6 @@ const patience = servers.Failover
 type fleet struct {
 	t       *testing.T
 	workers []*member
-	began   time.Time
 	finally []func(reports []report, l log) // what else to judge when it has ended
 }
 
@@ -47,8 +46,8 @@ type member struct {
 // four returns a plan for each of four workers that do the same.
 func four(p plan) []plan { return []plan{p, p, p, p} }
 
-// startFleet starts a worker for each plan, waits until each has made its Shaper, and then
-// lets requests come, until some of each worker have left. The workers end with the test.
+// startFleet starts a worker for each plan, and waits until some requests of each have left.
+// The workers end with the test.
 func startFleet(t *testing.T, plans []plan) *fleet {
 	t.Helper()
 	f := &fleet{t: t}
@@ -60,21 +59,18 @@ func startFleet(t *testing.T, plans []plan) *fleet {
 	for _, m := range f.workers {
 		m.answer()
 	}
-	f.began = time.Now()
-	f.each(order{Do: begin})
 	time.Sleep(400 * time.Millisecond)
-	f.leaves(f.began)
+	f.leaves(time.Time{})
 	return f
 }
 
-// adds starts one more worker, and lets requests come to it.
+// adds starts one more worker.
 func (f *fleet) adds(p plan) {
 	f.t.Helper()
 	p.Log = filepath.Join(filepath.Dir(f.plan().Log), fmt.Sprint(len(f.workers)))
 	m := startMember(f.t, p)
 	f.workers = append(f.workers, m)
 	m.answer()
-	m.does(order{Do: begin})
 }
 
 func startMember(t *testing.T, p plan) *member {

@@ -1,14 +1,11 @@
 package sharedfaults_test
 
 import (
-	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
@@ -164,35 +161,6 @@ func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 			l.but(0).keepsPace(t, others)
 			l.keepsPace(t, both)
 			l.between(back, till).keepsPace(t, p)
-		})
-	}
-}
-
-// While the server does not answer, a process that makes a Shaper for each of its clients
-// must not be left with goroutines and connections of each of them.
-func TestAThousandShapersWithoutAServerLeaveNothingRunning(t *testing.T) {
-	atLength(t)
-	for _, addr := range []string{"127.0.0.1:%d", "postgres://nobody@127.0.0.1:%d/none?sslmode=disable"} {
-		t.Run(addr, func(t *testing.T) {
-			before := goleak.IgnoreCurrent()
-			t.Run("", func(t *testing.T) {
-				b, closeBucket, err := openBucket(plan{Addr: fmt.Sprintf(addr, servers.FreePort(t))})
-				require.NoError(t, err)
-				defer closeBucket()
-				for i := range 1000 {
-					s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 10}, shaper.WithBucket(b, fmt.Sprint(i)))
-					require.NoError(t, err)
-					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%3)*time.Millisecond)
-					require.Error(t, s.Wait(ctx))
-					cancel()
-					require.NoError(t, s.Close())
-				}
-			})
-			// A pool of go-redis looks once a second whether it has been closed.
-			dials := goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial")
-			for end := time.Now().Add(patience); goleak.Find(before, dials) != nil && time.Now().Before(end); { // It waits for half a second itself.
-			}
-			goleak.VerifyNone(t, before, dials)
 		})
 	}
 }

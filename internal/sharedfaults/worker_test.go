@@ -62,7 +62,6 @@ type order struct {
 }
 
 const (
-	begin    = "begin"    // let requests come
 	quiet    = "quiet"    // let no more requests come
 	tell     = "tell"     // nothing but the answer
 	setRate  = "setRate"  // change the rate of all
@@ -112,6 +111,7 @@ func work(text string) {
 	if err != nil {
 		panic(err)
 	}
+	w.begin()
 	answers := json.NewEncoder(os.Stdout)
 	orders := bufio.NewScanner(os.Stdin)
 	for err := error(nil); answers.Encode(w.report(err)) == nil && orders.Scan(); {
@@ -176,8 +176,6 @@ func (w *worker) report(err error) report {
 
 func (w *worker) obey(o order) error {
 	switch o.Do {
-	case begin:
-		w.begin()
 	case quiet:
 		w.quiet.Store(true)
 		w.arrivals.Wait()
