@@ -1,6 +1,7 @@
 package servers
 
 import (
+	"context"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -25,11 +26,11 @@ type Proxy struct {
 
 	mu           sync.Mutex
 	target       string
+	open         context.Context // of the connections that are open; its end resets them
+	reset        context.CancelFunc
 	base, jitter time.Duration // of a round trip
 	hole         chan struct{} // closed when the black hole ends; nil if there is none
 	lose, cut    int           // how many of the next replies
-	closed       bool
-	links        map[*link]struct{}
 }
 
 // StartProxy returns a proxy for the server at the address target, which ends with the test.
@@ -39,7 +40,8 @@ func StartProxy(t testing.TB, target string) *Proxy {
 	if err != nil {
 		t.Fatalf("servers: no proxy: %v", err)
 	}
-	p := &Proxy{Addr: listener.Addr().String(), listener: listener, target: target, links: map[*link]struct{}{}}
+	p := &Proxy{Addr: listener.Addr().String(), listener: listener, target: target}
+	p.open, p.reset = context.WithCancel(context.Background())
 	p.running.Go(p.accept)
 	t.Cleanup(p.Close)
 	return p
@@ -49,8 +51,7 @@ func StartProxy(t testing.TB, target string) *Proxy {
 func (p *Proxy) Close() {
 	p.listener.Close()
 	p.mu.Lock()
-	p.closed = true
-	p.resetAllLocked()
+	p.reset()
 	p.mu.Unlock()
 	p.running.Wait()
 }
@@ -60,8 +61,9 @@ func (p *Proxy) Close() {
 func (p *Proxy) FailOver(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.reset()
 	p.target = target
-	p.resetAllLocked()
+	p.open, p.reset = context.WithCancel(context.Background())
 }
 
 // SetDelay makes a round trip take base ± jitter longer than without the proxy: each
@@ -89,12 +91,6 @@ func (p *Proxy) BlackHole(on bool) {
 	}
 }
 
-func (p *Proxy) resetAllLocked() {
-	for l := range p.links {
-		l.reset()
-	}
-}
-
 // LoseReplies makes the next n replies disappear, each with all that would come after it on
 // its connection, which stays open. The server has carried out the command; the client can
 // only wait until its patience ends.
@@ -118,15 +114,10 @@ func (p *Proxy) accept() {
 		if err != nil {
 			return
 		}
-		l := &link{proxy: p, client: client.(*net.TCPConn), ended: make(chan struct{})}
 		p.mu.Lock()
-		if p.closed {
-			client.Close()
-		} else {
-			p.links[l] = struct{}{}
-			p.running.Go(l.run)
-		}
+		open := p.open
 		p.mu.Unlock()
+		p.running.Go(func() { p.serve(open, client.(*net.TCPConn)) })
 	}
 }
 
@@ -156,75 +147,57 @@ func (p *Proxy) fate() (lost, cut bool) {
 	return false, false
 }
 
-// A link is one connection of a client, and the one to the server that belongs to it.
-type link struct {
-	proxy  *Proxy
-	client *net.TCPConn
-	server *net.TCPConn // nil until it is open; guarded by proxy.mu
-	ended  chan struct{}
-	once   sync.Once
-}
-
-// reset ends both connections at once, with a reset. The caller holds proxy.mu.
-func (l *link) reset() {
-	l.once.Do(func() {
-		close(l.ended)
-		for _, c := range []*net.TCPConn{l.client, l.server} {
-			if c != nil {
-				c.SetLinger(0)
-				c.Close()
-			}
-		}
-	})
-}
-
-func (l *link) run() {
-	defer func() {
-		l.proxy.mu.Lock()
-		defer l.proxy.mu.Unlock()
-		delete(l.proxy.links, l)
-		l.reset()
-	}()
-	if !l.outOfHole() {
-		return
-	}
-	l.proxy.mu.Lock()
-	target := l.proxy.target
-	l.proxy.mu.Unlock()
-	server, err := net.Dial("tcp", target)
-	if err != nil {
-		return
-	}
-	l.proxy.mu.Lock()
-	l.server = server.(*net.TCPConn)
-	select {
-	case <-l.ended:
-		server.Close()
-	default:
-	}
-	l.proxy.mu.Unlock()
-
-	var directions sync.WaitGroup
-	directions.Go(func() { l.forward(l.client, l.server, false) })
-	directions.Go(func() { l.forward(l.server, l.client, true) })
-	directions.Wait()
-}
-
-// outOfHole waits while there is a black hole. It reports whether the link is still open.
-func (l *link) outOfHole() bool {
+// outOfHole waits while there is a black hole. It reports whether the connection is still open.
+func (p *Proxy) outOfHole(open context.Context) bool {
 	for {
-		l.proxy.mu.Lock()
-		hole := l.proxy.hole
-		l.proxy.mu.Unlock()
+		p.mu.Lock()
+		hole := p.hole
+		p.mu.Unlock()
 		if hole == nil {
 			return true
 		}
 		select {
 		case <-hole:
-		case <-l.ended:
+		case <-open.Done():
 			return false
 		}
 	}
+}
+
+// serve forwards between a client and the server until both have closed their connections, or
+// the context open ends, which resets them.
+func (p *Proxy) serve(open context.Context, client *net.TCPConn) {
+	open, reset := context.WithCancel(open)
+	defer resetWhenDone(open, client)()
+	defer reset()
+	if !p.outOfHole(open) {
+		return
+	}
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	conn, err := net.Dial("tcp", target)
+	if err != nil {
+		return
+	}
+	server := conn.(*net.TCPConn)
+	defer resetWhenDone(open, server)()
+
+	var directions sync.WaitGroup
+	directions.Go(func() { p.forward(open, reset, client, server, false) })
+	directions.Go(func() { p.forward(open, reset, server, client, true) })
+	directions.Wait()
+}
+
+// resetWhenDone resets a connection when the context ends, or when the function that it returns is
+// called.
+func resetWhenDone(open context.Context, c *net.TCPConn) (now func()) {
+	reset := sync.OnceFunc(func() {
+		c.SetLinger(0)
+		c.Close()
+	})
+	context.AfterFunc(open, reset)
+	return reset
 }
 
 // A chunk has the bytes written at once. The last of a connection has no bytes.
@@ -234,8 +207,8 @@ type chunk struct {
 }
 
 // forward copies from one connection to the other, with all that the network does to it,
-// until the first ends or the link does.
-func (l *link) forward(from, to *net.TCPConn, replies bool) {
+// until the first ends or both are reset.
+func (p *Proxy) forward(open context.Context, reset func(), from, to *net.TCPConn, replies bool) {
 	// So many chunks can be under way. If there are more, the sender is not read from for a
 	// while, as TCP does when its window is full.
 	underWay := make(chan chunk, 256)
@@ -246,19 +219,19 @@ func (l *link) forward(from, to *net.TCPConn, replies bool) {
 		var due time.Time
 		for buffer := make([]byte, 32<<10); ; {
 			n, err := from.Read(buffer)
-			if now := time.Now().Add(l.proxy.delay()); now.After(due) {
+			if now := time.Now().Add(p.delay()); now.After(due) {
 				due = now
 			}
 			select {
 			case underWay <- chunk{append([]byte(nil), buffer[:n]...), due}:
-			case <-l.ended:
+			case <-open.Done():
 				return
 			}
 			if err == io.EOF {
 				return
 			}
 			if err != nil {
-				l.end()
+				reset()
 				return
 			}
 		}
@@ -268,16 +241,16 @@ func (l *link) forward(from, to *net.TCPConn, replies bool) {
 	for c := range underWay {
 		select {
 		case <-time.After(time.Until(c.due)):
-		case <-l.ended:
+		case <-open.Done():
 			return
 		}
-		if !l.outOfHole() {
+		if !p.outOfHole(open) {
 			return
 		}
 		if replies && !lost && len(c.bytes) > 0 {
 			cut := false
-			if lost, cut = l.proxy.fate(); cut {
-				l.end()
+			if lost, cut = p.fate(); cut {
+				reset()
 				return
 			}
 		}
@@ -285,18 +258,11 @@ func (l *link) forward(from, to *net.TCPConn, replies bool) {
 			continue
 		}
 		if _, err := to.Write(c.bytes); err != nil {
-			l.end()
+			reset()
 			return
 		}
 	}
 	if !lost {
 		to.CloseWrite()
 	}
-}
-
-// end ends the link with a reset.
-func (l *link) end() {
-	l.proxy.mu.Lock()
-	defer l.proxy.mu.Unlock()
-	l.reset()
 }
