@@ -262,12 +262,13 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 // lockedRow is a Bucket in which each call for one key waits for a lock until its context ends.
 type lockedRow struct {
 	*buckettest.Memory
+	key    string
 	locked atomic.Bool
 	calls  atomic.Int32 // of that key
 }
 
 func (b *lockedRow) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
-	if t.Key != "locked" {
+	if t.Key != b.key {
 		return b.Memory.Take(ctx, t)
 	}
 	if b.calls.Add(1); !b.locked.Load() {
@@ -277,13 +278,43 @@ func (b *lockedRow) Take(ctx context.Context, t shaper.Take) (shaper.Taken, erro
 	return shaper.Taken{}, ctx.Err()
 }
 
+// Of four processes one is cut off from the Bucket. It leaves by its fallback, beside the whole rate of
+// the others.
+func TestAProcessThatIsCutOffHasNoMoreThanItsPart(t *testing.T) {
+	for fallback, part := range map[shaper.Fallback]int{shaper.FallbackClosed: 0, shaper.FallbackLocal(4): 100, shaper.FallbackOpen: 400} {
+		share(t, 0, "400/s depth 99", 2*ms, func(p *processes) {
+			cut := &lockedRow{Memory: p.Memory, key: "k"}
+			p.add(cut, shaper.WithFallback(fallback))
+			for range 3 {
+				p.add(p.Memory, shaper.WithFallback(fallback))
+			}
+			stop := p.saturate(16)
+			defer stop()
+			p.at(time.Second)
+			cut.locked.Store(true)
+			p.at(6 * time.Second)
+			each, all := p.between(4*time.Second, 6*time.Second)
+			require.InDelta(t, 2*part, each[0], 2, "%v", each)
+			require.InDelta(t, 2*400, all-each[0], 4, "%v", each)
+			cut.locked.Store(false)
+			p.at(12 * time.Second)
+			require.Equal(t, shaper.BucketShared, p.all[0].Stats().Bucket.State)
+			each, all = p.between(10*time.Second, 12*time.Second)
+			require.InDelta(t, 2*400, all, 4, "%v", each)
+			require.InDelta(t, 2*100, each[0], 20, "%v", each)
+			stop()
+			p.check(model.Extra{From: time.Second, To: 8500 * ms, Cost: int64(part) * 15 / 2})
+		})
+	}
+}
+
 // One key fails while the answers to others show that the Bucket can be asked. Its line must have
 // an end all the same, and the Bucket must not be asked for it without a pause.
 func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
 	for _, answered := range []bool{true, false} {
 		const began = 750 * ms
 		synctest.Test(t, func(t *testing.T) {
-			m := &lockedRow{Memory: buckettest.NewMemory()}
+			m := &lockedRow{Memory: buckettest.NewMemory(), key: "locked"}
 			m.SetDelay(ms, ms)
 			m.locked.Store(true)
 			var mu sync.Mutex

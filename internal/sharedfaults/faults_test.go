@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/shaper"
 )
 
 // d is the lateness of the fleets: a little more than the default, so that the tests show that
@@ -56,7 +57,7 @@ var faults = []fault{
 	{name: "nothing with a burst of 50", plan: plan{Burst: 50, Waiters: 32}, start: onRedis(nothing)},
 	{name: "nothing at 10000 per second", plan: plan{Rate: 10_000, Waiters: 200}, start: onRedis(nothing), long: true},
 	{name: "nothing on PostgreSQL", plan: plan{Rate: 10_000, Waiters: 200}, start: onPostgres(nothing), long: true},
-	{name: "a server that is far away", plan: plan{Waiters: 64, Slack: 60 * time.Millisecond}, start: farAway},
+	{name: "a server that is far away", plan: plan{Waiters: 64, Slack: 60 * time.Millisecond}, start: overNetwork(farAway)},
 
 	{name: "a process is stopped for a second", start: onRedis(aProcessIsStopped)},
 	{name: "a process is killed", start: onRedis(aProcessIsKilled), long: true},
@@ -65,7 +66,7 @@ var faults = []fault{
 	{name: "one process changes the rate", start: onRedis(theRateChanges)},
 	{name: "one process changes the rate on PostgreSQL", start: onPostgres(theRateChanges), long: true},
 
-	{name: "replies are lost", start: repliesAreLost},
+	{name: "replies are lost", start: overNetwork(repliesAreLost)},
 	{name: "FLUSHALL", start: onRedis(allIsFlushed), extra: heldByOthers},
 	{name: "FLUSHALL with a guard", plan: plan{Guard: 128 * time.Millisecond}, start: onRedis(allIsFlushed), long: true},
 	{name: "TRUNCATE", start: onPostgres(theTableIsEmptied), extra: heldByOthers},
@@ -78,6 +79,9 @@ var faults = []fault{
 	{name: "the server is killed at a great level", plan: plan{Burst: 500}, start: onRedis(killed), extra: burstThatIsForgotten},
 	{name: "the server is killed at a great level that is saved", plan: plan{Burst: 500}, start: onRedis(killed, saved...), long: true},
 	{name: "PostgreSQL is killed", start: onPostgres(killedThere), long: true},
+	{name: "the server is paused", plan: plan{Rate: 400}, start: onRedis(isPaused)},
+	{name: "the server is in a black hole", plan: plan{Rate: 400}, start: overNetwork(isInABlackHole), long: true},
+	{name: "PostgreSQL is in a black hole", plan: plan{Rate: 400}, start: overNetworkToPostgres(isInABlackHole), long: true},
 	{name: "a fail-over to an empty server", start: failOver(false), extra: heldByOthers},
 	{name: "a fail-over to an empty server with a guard", plan: plan{Guard: 128 * time.Millisecond}, start: failOver(false), long: true},
 	{name: "a fail-over to a replica that lags", start: failOver(true), extra: heldByOthers, long: true},
@@ -130,14 +134,31 @@ func onPostgres(breaks func(f *fleet, db *servers.Postgres)) starter {
 	}
 }
 
+// overNetwork starts a server of Redis behind a proxy for a fault.
+func overNetwork(breaks func(f *fleet, network *servers.Proxy)) starter {
+	return func(t *testing.T, p *plan) func(*fleet) {
+		network := servers.StartProxy(t, servers.StartRedis(t).Addr)
+		p.Addr = network.Addr
+		return func(f *fleet) { breaks(f, network) }
+	}
+}
+
+// overNetworkToPostgres does the same with a server of PostgreSQL.
+func overNetworkToPostgres(breaks func(f *fleet, network *servers.Proxy)) starter {
+	return func(t *testing.T, p *plan) func(*fleet) {
+		db := startPostgres(t)
+		network := servers.StartProxy(t, db.Addr)
+		p.Addr = strings.Replace(db.URL, db.Addr, network.Addr, 1)
+		return func(f *fleet) { breaks(f, network) }
+	}
+}
+
 func nothing[S any](*fleet, S) { time.Sleep(500 * time.Millisecond) }
 
 // With a server that is far, slots are leased before they are due.
-func farAway(t *testing.T, p *plan) func(*fleet) {
-	proxy := servers.StartProxy(t, servers.StartRedis(t).Addr)
-	proxy.SetDelay(20*time.Millisecond, 10*time.Millisecond)
-	p.Addr = proxy.Addr
-	return func(*fleet) {}
+func farAway(_ *fleet, network *servers.Proxy) {
+	network.SetDelay(20*time.Millisecond, 10*time.Millisecond)
+	time.Sleep(500 * time.Millisecond)
 }
 
 // A process that has been stopped holds slots that have passed. When it goes on it drops
@@ -194,20 +215,16 @@ func theRateChanges[S any](f *fleet, _ S) {
 
 // A call whose reply is lost has been carried out. If it counted as refused, slots would be given
 // twice.
-func repliesAreLost(t *testing.T, p *plan) func(*fleet) {
-	proxy := servers.StartProxy(t, servers.StartRedis(t).Addr)
-	p.Addr = proxy.Addr
-	return func(f *fleet) {
-		for range 8 {
-			time.Sleep(50 * time.Millisecond)
-			proxy.CutReplies(1)
-		}
-		for range 3 {
-			time.Sleep(200 * time.Millisecond)
-			proxy.LoseReplies(1)
-		}
-		f.until("calls fail", func() bool { return failures(f.each(order{Do: tell})) > 0 })
+func repliesAreLost(f *fleet, network *servers.Proxy) {
+	for range 8 {
+		time.Sleep(50 * time.Millisecond)
+		network.CutReplies(1)
 	}
+	for range 3 {
+		time.Sleep(200 * time.Millisecond)
+		network.LoseReplies(1)
+	}
+	f.until("calls fail", func() bool { return failures(f.each(order{Do: tell})) > 0 })
 }
 
 // failures returns how many calls of a fleet have failed.
@@ -259,6 +276,31 @@ func killedThere(_ *fleet, db *servers.Postgres) {
 	db.Kill()
 	time.Sleep(away)
 	db.Restart()
+}
+
+// slots is for how long requests may leave in slots that were leased before an outage: these lie
+// [shaper.MaxAhead] ahead at most, and the latest call before may have taken 250 ms.
+const slots = shaper.MaxAhead + d + 250*time.Millisecond
+
+// isSilent is an outage. Nobody leaves until the server answers again, and then all leave at the
+// rate.
+func isSilent(f *fleet, begin, end func()) {
+	begin()
+	silent := time.Now().Add(slots)
+	f.waitsForState(shaper.BucketDown)
+	time.Sleep(time.Until(silent) + 300*time.Millisecond)
+	to := time.Now()
+	end()
+	f.waitsForState(shaper.BucketShared)
+	f.finally = append(f.finally, func(_ []report, l log) {
+		require.Empty(f.t, l.only(departed).between(silent, to), "nobody leaves")
+	})
+}
+
+func isPaused(f *fleet, r *servers.Redis) { isSilent(f, r.Pause, r.Resume) }
+
+func isInABlackHole(f *fleet, network *servers.Proxy) {
+	isSilent(f, func() { network.BlackHole(true) }, func() { network.BlackHole(false) })
 }
 
 // failOver lets another server answer at once, which knows less than the first: nothing, or the

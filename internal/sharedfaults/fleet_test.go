@@ -216,41 +216,19 @@ func (f *fleet) leaves(from time.Time, of ...int) {
 	})
 }
 
-// waitsFor waits until a condition holds for the reports of all workers that live, and returns them.
-func (f *fleet) waitsFor(what string, is func(report) bool) (reports []report) {
+// waitsFor waits until a condition holds for the reports of all workers that live.
+func (f *fleet) waitsFor(what string, is func(report) bool) {
 	f.t.Helper()
 	f.until(what, func() bool {
-		reports = f.each(order{Do: tell})
-		return !slices.ContainsFunc(reports, func(r report) bool { return !is(r) })
+		return !slices.ContainsFunc(f.each(order{Do: tell}), func(r report) bool { return !is(r) })
 	})
-	return reports
 }
 
 // waitsForState waits until each worker that lives finds its bucket in a state. In the state
 // [shaper.BucketShared] the latest call of each has succeeded.
-func (f *fleet) waitsForState(s shaper.BucketState) []report {
+func (f *fleet) waitsForState(s shaper.BucketState) {
 	f.t.Helper()
-	return f.waitsFor("each finds its bucket "+string(s), func(r report) bool {
+	f.waitsFor("each finds its bucket "+string(s), func(r report) bool {
 		return r.Stats.Bucket.State == s && (s != shaper.BucketShared || r.Broken == "")
 	})
-}
-
-// sharesFor waits until all find their bucket shared, lets the fleet run for d, and returns the
-// instants between which it has. It does so again if so many calls of a process have failed
-// that it may have had to do without the bucket for a while: the machine was too busy.
-func (f *fleet) sharesFor(d time.Duration) (from, to time.Time) {
-	f.t.Helper()
-	f.until("calls do not fail", func() bool {
-		before := f.waitsForState(shaper.BucketShared)
-		from = time.Now()
-		time.Sleep(d)
-		to = time.Now()
-		for i, r := range f.each(order{Do: tell}) {
-			if r.Stats.Bucket.Failures-before[i].Stats.Bucket.Failures >= 3 {
-				return false
-			}
-		}
-		return true
-	})
-	return from, to
 }

@@ -19,9 +19,8 @@ import (
 type outcome byte
 
 const (
-	departed    outcome = 'D'
-	unavailable outcome = 'U' // refused with ErrUnavailable
-	refused     outcome = 'R' // refused for another reason
+	departed outcome = 'D'
+	refused  outcome = 'R'
 )
 
 // An entry is the end of one request.
@@ -67,9 +66,6 @@ func (l log) only(o outcome) log { return l.where(func(e entry) bool { return e.
 
 // of returns the entries of one worker.
 func (l log) of(worker int) log { return l.where(func(e entry) bool { return e.worker == worker }) }
-
-// but returns the entries of all other workers.
-func (l log) but(worker int) log { return l.where(func(e entry) bool { return e.worker != worker }) }
 
 // between returns the entries from one instant until before another.
 func (l log) between(from, to time.Time) log {

@@ -25,16 +25,13 @@ type plan struct {
 	Addr string // of a server of Redis, or the URL of one of PostgreSQL
 	Key  string
 
-	Rate     float64
-	Burst    int
-	Slack    time.Duration // D
-	Guard    time.Duration
-	Fallback shaper.Fallback
+	Rate  float64
+	Burst int
+	Slack time.Duration // D
+	Guard time.Duration
 
-	Waiters  int     // goroutines that wait again and again
-	Arrivals float64 // requests per second, which come whether or not others have left
-
-	Log string // the file that the worker writes
+	Waiters int    // goroutines that wait again and again
+	Log     string // the file that the worker writes
 }
 
 // held returns L, the most cost units that one worker may have leased: two batches. A batch
@@ -106,12 +103,18 @@ func work(text string) {
 		panic(err)
 	}
 	w.shaper, err = shaper.New(w.plan.limits(), shaper.WithBucket(bucket, w.plan.Key), shaper.WithTrace(w.trace()),
-		shaper.WithFallback(w.plan.Fallback), shaper.WithColdGuard(w.plan.Guard),
+		shaper.WithColdGuard(w.plan.Guard),
 		shaper.WithPatience(time.Minute)) // longer than any outage here, also on a busy machine
 	if err != nil {
 		panic(err)
 	}
-	w.begin()
+	for range w.plan.Waiters {
+		w.arrivals.Go(func() {
+			for !w.quiet.Load() {
+				w.request()
+			}
+		})
+	}
 	answers := json.NewEncoder(os.Stdout)
 	orders := bufio.NewScanner(os.Stdin)
 	for err := error(nil); answers.Encode(w.report(err)) == nil && orders.Scan(); {
@@ -150,13 +153,7 @@ func (w *worker) trace() *shaper.Trace {
 	}
 	return &shaper.Trace{
 		Departed: func(_ context.Context, e shaper.Event) { write(departed, e) },
-		Refused: func(_ context.Context, e shaper.Event) {
-			if errors.Is(e.Err, shaper.ErrUnavailable) {
-				write(unavailable, e)
-				return
-			}
-			write(refused, e)
-		},
+		Refused:  func(_ context.Context, e shaper.Event) { write(refused, e) },
 	}
 }
 
@@ -192,26 +189,6 @@ func (w *worker) obey(o order) error {
 		return fmt.Errorf("no such order: %q", o.Do)
 	}
 	return nil
-}
-
-// begin lets requests come as the plan says.
-func (w *worker) begin() {
-	for range w.plan.Waiters {
-		w.arrivals.Go(func() {
-			for !w.quiet.Load() {
-				w.request()
-			}
-		})
-	}
-	if w.plan.Arrivals > 0 {
-		w.arrivals.Go(func() {
-			first := time.Now()
-			for n := 0; !w.quiet.Load(); n++ {
-				time.Sleep(time.Until(first.Add(time.Duration(float64(n) / w.plan.Arrivals * float64(time.Second)))))
-				w.arrivals.Go(w.request)
-			}
-		})
-	}
 }
 
 // request sends one request through the shaper, and if it is refused waits for a while.
