@@ -34,7 +34,7 @@ func StartPostgres(t testing.TB, options ...string) *Postgres {
 	t.Helper()
 	p := &Postgres{t: t, dir: tempDir(t), options: options}
 	p.run("initdb", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync", "-D", p.data())
-	p.startAnywhere()
+	onFreePort(t, p.start)
 	return p
 }
 
@@ -44,7 +44,7 @@ func (p *Postgres) StartStandby() *Postgres {
 	p.t.Helper()
 	s := &Postgres{t: p.t, dir: tempDir(p.t), options: p.options}
 	s.run("pg_basebackup", "--dbname", p.URL, "--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-D", s.data())
-	s.startAnywhere()
+	onFreePort(p.t, s.start)
 	return s
 }
 
@@ -69,27 +69,11 @@ func (p *Postgres) run(program string, args ...string) {
 	}
 }
 
-// startAnywhere starts the server on a free port, which another program may have taken
-// meanwhile.
-func (p *Postgres) startAnywhere() {
-	p.t.Helper()
-	for attempt := 1; ; attempt++ {
-		port := FreePort(p.t)
-		p.Addr = address(port)
-		p.URL = "postgres://postgres@" + p.Addr + "/postgres?sslmode=disable"
-		err := p.start(port)
-		if err == nil {
-			return
-		}
-		if attempt == 3 || !strings.Contains(err.Error(), "in use") {
-			p.t.Fatal(err)
-		}
-	}
-}
-
-// start starts the server and waits until it takes connections.
+// start starts the server on a port and waits until it takes connections.
 func (p *Postgres) start(port int) error {
 	p.t.Helper()
+	p.Addr = address(port)
+	p.URL = "postgres://postgres@" + p.Addr + "/postgres?sslmode=disable"
 	command := exec.Command(Need(p.t, getPostgres, "postgres"), append([]string{
 		"-D", p.data(), "-p", strconv.Itoa(port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
 		"-c", "fsync=off",
@@ -140,14 +124,13 @@ func (p *Postgres) Restart() {
 
 // StartPgBouncer starts PgBouncer in front of p, with few connections to it; each serves
 // another client after every transaction. It returns the URL at which clients find it.
-func StartPgBouncer(t testing.TB, p *Postgres) string {
+func StartPgBouncer(t testing.TB, p *Postgres) (url string) {
 	t.Helper()
 	program := Need(t, "apt-get install pgbouncer", "pgbouncer")
 	dir := tempDir(t)
+	file := filepath.Join(dir, "pgbouncer.ini")
 	host, port := hostPort(p.Addr)
-	for attempt := 1; ; attempt++ {
-		own := FreePort(t)
-		file := filepath.Join(dir, "pgbouncer.ini")
+	onFreePort(t, func(own int) error {
 		config := fmt.Sprintf(`[databases]
 * = host=%s port=%s user=postgres
 [pgbouncer]
@@ -160,20 +143,15 @@ default_pool_size = 4
 max_client_conn = 500
 `, host, port, own)
 		if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-			t.Fatal(err)
+			return err
 		}
 		command := exec.Command(program, file)
 		command.Dir = dir
 		notAsRoot(command)
-		process := start(t, filepath.Join(dir, "log"), command)
-		err := process.until(func() error { return canConnect(address(own)) })
-		if err == nil {
-			return "postgres://postgres@" + address(own) + "/postgres?sslmode=disable"
-		}
-		if attempt == 3 || !strings.Contains(err.Error(), "in use") {
-			t.Fatal(err)
-		}
-	}
+		url = "postgres://postgres@" + address(own) + "/postgres?sslmode=disable"
+		return start(t, filepath.Join(dir, "log"), command).until(func() error { return canConnect(address(own)) })
+	})
+	return url
 }
 
 // canConnect returns nil if somebody listens at an address.

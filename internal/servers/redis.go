@@ -51,22 +51,15 @@ func StartValkey(t testing.TB, options ...string) *Redis {
 func startRedis(t testing.TB, program string, options ...string) *Redis {
 	t.Helper()
 	r := &Redis{t: t, program: program, dir: tempDir(t)}
-	for attempt := 1; ; attempt++ {
-		port := FreePort(t)
+	onFreePort(t, func(port int) error {
 		r.Addr = address(port)
 		r.options = append([]string{
 			"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", r.dir,
 			"--save", "", "--appendonly", "no",
 		}, options...)
-		err := r.start()
-		if err == nil {
-			return r
-		}
-		// Another program may have taken the port.
-		if attempt == 3 || !strings.Contains(err.Error(), "in use") {
-			t.Fatal(err)
-		}
-	}
+		return r.start()
+	})
+	return r
 }
 
 // start starts the server and waits until it answers. "NOAUTH" and the like are answers;

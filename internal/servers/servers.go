@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -82,6 +83,21 @@ func FreePort(t testing.TB) int {
 	}
 	t.Fatalf("there is no free port from %d to %d", firstPort, firstPort+ports-1)
 	return 0
+}
+
+// onFreePort calls start with free ports until one succeeds, as another program may have taken a
+// port before the server could.
+func onFreePort(t testing.TB, start func(port int) error) {
+	t.Helper()
+	for attempt := 1; ; attempt++ {
+		err := start(FreePort(t))
+		if err == nil {
+			return
+		}
+		if attempt == 3 || !strings.Contains(err.Error(), "in use") {
+			t.Fatal(err)
+		}
+	}
 }
 
 func isFree(port int) bool {
