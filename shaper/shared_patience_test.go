@@ -17,12 +17,10 @@ import (
 	"example.com/leakybucket/shaper/buckettest"
 )
 
-// An outage is a Shaper whose shared bucket in memory fails when a timeline says so.
+// An outage is a process whose shared bucket in memory fails when a timeline says so.
 type outage struct {
-	*buckettest.Memory
+	*processes
 	*shaper.Shaper
-	t     *testing.T
-	start time.Time
 
 	mu    sync.Mutex
 	came  int
@@ -46,11 +44,8 @@ type callNumber struct{}
 // during runs a timeline in a bubble, with a Shaper that is 1 ms away from its Bucket.
 func during(t *testing.T, limits string, timeline func(o *outage), opts ...shaper.Option) {
 	t.Helper()
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	synctest.Test(t, func(t *testing.T) {
-		o := &outage{Memory: buckettest.NewMemory(), t: t, start: time.Now()}
-		o.SetDelay(ms, ms)
+	share(t, 0, limits, 2*ms, func(p *processes) {
+		o := &outage{processes: p}
 		ended := func(ctx context.Context, e shaper.Event) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
@@ -66,10 +61,8 @@ func during(t *testing.T, limits string, timeline func(o *outage), opts ...shape
 				o.began = at
 			}
 		}}
-		o.Shaper, err = shaper.New(l, append([]shaper.Option{shaper.WithBucket(o.Memory, "k"), shaper.WithTrace(trace)}, opts...)...)
-		require.NoError(t, err)
+		o.Shaper = p.add(p.Memory, append(opts, shaper.WithTrace(trace))...)
 		timeline(o)
-		require.NoError(t, o.Close())
 	})
 }
 
@@ -91,12 +84,6 @@ func (o *outage) enter(ctx context.Context, n int) (first int) {
 	return first
 }
 
-// until lets time pass until d after the start.
-func (o *outage) until(d time.Duration) {
-	time.Sleep(d - time.Since(o.start))
-	synctest.Wait()
-}
-
 // breaks makes all calls fail from now on, and lets time pass until the Bucket counts as
 // unavailable.
 func (o *outage) breaks() {
@@ -109,7 +96,7 @@ func (o *outage) breaks() {
 func (o *outage) beginsWith(ctx context.Context, n int) {
 	o.Fail(faultOf(buckettest.LoseRequest))
 	o.enter(ctx, n)
-	o.until(750 * ms)
+	o.at(750 * ms)
 	require.Equal(o.t, 750*ms, o.began)
 }
 
@@ -167,15 +154,15 @@ func TestARequestInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
 		}
 		during(t, "10/s depth 99", func(o *outage) {
 			o.enter(context.Background(), 30)
-			o.until(time.Second)
+			o.at(time.Second)
 			o.breaks()
 			at := o.began + patience
 			if patience > ms {
-				o.until(at - 1)
+				o.at(at - 1)
 				require.Positive(t, o.Stats().Waiting)
 				require.Empty(t, o.refusedInLine(0))
 			}
-			o.until(max(at, time.Since(o.start)))
+			o.at(max(at, time.Since(o.start)))
 			require.Zero(t, o.Stats().Waiting)
 			refused := o.refusedInLine(at)
 			left := 30 - len(refused)
@@ -203,11 +190,11 @@ func TestARequestInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
 func TestAnOutageThatEndsInTimeCostsNobodyItsPlace(t *testing.T) {
 	during(t, "10/s depth 99", func(o *outage) {
 		first := o.enter(o.t.Context(), 40)
-		o.until(ms * 950)
+		o.at(ms * 950)
 		o.breaks()
 		o.mends()
 		require.Less(t, o.back, o.began+99*ms)
-		o.until(8 * time.Second)
+		o.at(8 * time.Second)
 		require.Len(t, o.ends, 40)
 		for i, e := range o.ends {
 			require.NoError(t, e.err)
@@ -224,11 +211,11 @@ func TestShortOutagesDoNotAddUp(t *testing.T) {
 		for range 4 {
 			time.Sleep(time.Second)
 			o.breaks()
-			o.until(o.began + 1500*ms)
+			o.at(o.began + 1500*ms)
 			o.mends()
 			require.Greater(t, o.Stats().Waiting, 20)
 		}
-		o.until(30 * time.Second)
+		o.at(30 * time.Second)
 		require.Len(t, o.ends, 99)
 		require.Empty(t, o.refusedInLine(0))
 	}, shaper.WithPatience(4*time.Second))
@@ -240,19 +227,19 @@ func TestARequestThatCameDuringAProbeWaitsFromThenOn(t *testing.T) {
 		o.Fail(faultOf(buckettest.FailBefore))
 		o.enter(o.t.Context(), 1)
 		began := o.began
-		o.until(began + time.Second)
+		o.at(began + time.Second)
 		require.Equal(t, []int{1}, o.refusedInLine(began+time.Second))
 		after := refusal(t, o.ends[0].err).RetryAfter
-		o.until(began + time.Second + after)
+		o.at(began + time.Second + after)
 		came := time.Since(o.start)
 		o.ends = nil
 		o.Fail(faultOf(buckettest.LoseRequest)) // The probe takes 250 ms, and others come meanwhile.
 		second := o.enter(o.t.Context(), 1)
 		require.Equal(t, 1, o.Stats().Waiting)
 		require.Equal(t, shaper.ErrUnavailable, refusal(t, o.Wait(o.t.Context())).Reason, "one at a time may try")
-		o.until(came + time.Second - 1)
+		o.at(came + time.Second - 1)
 		require.Equal(t, 1, o.Stats().Waiting)
-		o.until(came + time.Second)
+		o.at(came + time.Second)
 		require.Equal(t, []int{second}, o.refusedInLine(came+time.Second))
 		require.Equal(t, began, o.began, "it is one outage")
 	}, shaper.WithPatience(time.Second))
@@ -269,9 +256,9 @@ func TestWithoutPatienceOnlyTheContextEndsAWait(t *testing.T) {
 			ctx, cancel := context.WithTimeout(o.t.Context(), 7*time.Hour)
 			defer cancel()
 			o.beginsWith(ctx, 5)
-			o.until(7*time.Hour - 1)
+			o.at(7*time.Hour - 1)
 			require.Equal(t, 5, o.Stats().Waiting)
-			o.until(7 * time.Hour)
+			o.at(7 * time.Hour)
 			require.Len(t, o.ends, 5)
 			for _, e := range o.ends {
 				require.Equal(t, context.DeadlineExceeded, e.err)
@@ -286,9 +273,9 @@ func TestPatienceChangesNothingInALocalOrOpenFallback(t *testing.T) {
 	for _, f := range []shaper.Fallback{shaper.FallbackOpen, shaper.FallbackLocal(10)} {
 		during(t, "10/s depth 99", func(o *outage) {
 			o.enter(o.t.Context(), 30)
-			o.until(time.Second)
+			o.at(time.Second)
 			o.Fail(faultOf(buckettest.FailBefore))
-			o.until(40 * time.Second)
+			o.at(40 * time.Second)
 			require.NotZero(t, o.began)
 			require.Len(t, o.ends, 30)
 			require.Empty(t, o.refusedInLine(0))
@@ -303,7 +290,7 @@ func TestPatienceAndContextThatEndAtOneInstant(t *testing.T) {
 			ctx, cancel := context.WithDeadline(o.t.Context(), o.start.Add(1750*ms+late))
 			defer cancel()
 			o.beginsWith(ctx, 8)
-			o.until(2 * time.Second)
+			o.at(2 * time.Second)
 			st := o.Stats()
 			require.EqualValues(t, 8, st.Unavailable+st.Abandoned)
 			require.Equal(t, st.Unavailable, st.Refused)
@@ -354,12 +341,12 @@ func TestAHeldLineLearnsThatTheBucketIsBack(t *testing.T) {
 	during(t, "10/s depth 99", func(o *outage) {
 		o.beginsWith(o.t.Context(), 9)
 		o.Hold(time.Minute)
-		o.until(3 * time.Second)
+		o.at(3 * time.Second)
 		o.Fail(nil)
-		o.until(59 * time.Second)
+		o.at(59 * time.Second)
 		require.Equal(t, 9, o.Stats().Waiting)
 		require.Equal(t, shaper.BucketShared, o.Stats().Bucket.State)
-		o.until(62 * time.Second)
+		o.at(62 * time.Second)
 		require.Len(t, o.ends, 9)
 		require.Empty(t, o.refusedInLine(0))
 	})
@@ -431,16 +418,16 @@ func TestARetryHasAPatienceOfItsOwn(t *testing.T) {
 			}
 			returned <- result{response.StatusCode, time.Since(o.start)}
 		}()
-		o.until(2 * ms)
+		o.at(2 * ms)
 		require.EqualValues(t, 1, o.Stats().Departed)
 		o.enter(o.t.Context(), 6)
 		o.breaks()
 		require.Less(t, o.began, 4*time.Second)
-		o.until(4002 * ms)
+		o.at(4002 * ms)
 		waiting := o.Stats().Waiting
 		require.Greater(t, waiting, 2)
 		require.Zero(t, o.Stats().OldestWait, "the retry is the head")
-		o.until(o.began + 5*time.Second)
+		o.at(o.began + 5*time.Second)
 		require.Len(t, o.refusedInLine(o.began+5*time.Second), waiting-1)
 		require.Equal(t, 1, o.Stats().Waiting)
 		require.Equal(t, result{http.StatusTooManyRequests, 9002 * ms}, <-returned, "the response that there is")

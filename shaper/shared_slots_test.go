@@ -574,19 +574,19 @@ func TestARetryThatLeavesCostsNobodyAPlace(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		o.until(100 * ms)
+		o.at(100 * ms)
 		require.Equal(t, 1, o.Stats().Waiting)
 		o.SetDelay(100*ms, 100*ms) // The retry asks a moment before the hold ends.
-		o.until(1010 * ms)
+		o.at(1010 * ms)
 		require.Zero(t, o.Stats().HeldUntil)
 		o.enter(context.Background(), 3)
 		require.Equal(t, 4, o.Stats().Waiting)
-		o.until(1210 * ms)
+		o.at(1210 * ms)
 		require.Equal(t, 2, sent)
 		require.Equal(t, 3, o.Stats().Waiting, "the room of the level covers them")
 		o.enter(context.Background(), 1)
 		require.Equal(t, 4, o.Stats().Waiting)
 		require.Equal(t, shaper.ErrQueueFull, refusal(t, o.Wait(context.Background())).Reason)
-		o.until(time.Hour)
+		o.at(time.Hour)
 	})
 }
