@@ -179,7 +179,7 @@ func startFar(t *testing.T) *redis.Options {
 
 // A call that is too short to make a connection must not be all in vain: otherwise each call
 // begins anew, and a healthy server is never reached.
-func TestCallsThatAreTooShortToConnectReachAFarServer(t *testing.T) {
+func TestAFarServerIsReachedByAColdClient(t *testing.T) {
 	t.Parallel()
 	for _, obeys := range []bool{false, true} {
 		t.Run(strconv.FormatBool(obeys), func(t *testing.T) {
@@ -188,29 +188,12 @@ func TestCallsThatAreTooShortToConnectReachAFarServer(t *testing.T) {
 			options.ContextTimeoutEnabled = obeys
 			client := redis.NewClient(options)
 			defer func() { require.NoError(t, client.Close()) }()
-			bucket := redisbucket.New(client)
-			calls := 0
-			realtime.Until(t, func() bool {
-				ctx, cancel := context.WithTimeout(t.Context(), 5*far/2) // as that of a Shaper's calls
-				defer cancel()
-				calls++
-				_, err := bucket.Take(ctx, one("key"))
-				return err == nil
-			}, "a call is answered")
-			t.Logf("it took %d calls", calls)
+			s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(redisbucket.New(client), "key"))
+			require.NoError(t, err)
+			defer s.Close()
+			began := time.Now()
+			require.NoError(t, s.Wait(within(t)))
+			t.Logf("the first request left after %v, and %d calls that failed", time.Since(began), s.Stats().Bucket.Failures)
 		})
 	}
-}
-
-// With a Shaper's own bound of its calls, too.
-func TestAFarServerIsReachedByAColdClient(t *testing.T) {
-	t.Parallel()
-	client := redis.NewClient(startFar(t))
-	defer func() { require.NoError(t, client.Close()) }()
-	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(redisbucket.New(client), "key"))
-	require.NoError(t, err)
-	defer s.Close()
-	began := time.Now()
-	require.NoError(t, s.Wait(within(t)))
-	t.Logf("the first request left after %v, and %d calls that failed", time.Since(began), s.Stats().Bucket.Failures)
 }
