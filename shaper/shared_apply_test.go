@@ -15,37 +15,6 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A unit takes a third of a second.
-var thirdRate = shaper.BucketRate{Version: 5, Micros: 333_333, Part: 1, Parts: 3, Burst: 1}
-
-// t0 is the present in the timelines; afterMs counts from it.
-const t0 = 1_800_000_000_000_000
-
-func afterMs(n int64) int64 { return t0 + 1000*n }
-
-func TestApplyGiveBack(t *testing.T) {
-	end := shaper.Instant{Micros: afterMs(500), Part: 1}
-	l := shaper.BucketLevel{Empty: end, Rate: thirdRate, At: afterMs(-1)}
-	give := shaper.Take{Key: "k", Cost: 1, Rate: thirdRate}
-	given := shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(500) - 333_333, Part: 0}, Rate: thirdRate, At: afterMs(-1)}
-	require.Equal(t, given, give.ApplyGiveBack(l, end))
-	require.Equal(t, given, give.ApplyGiveBack(given, end), "what has been given back is not given back again")
-	give.Cost = 2
-	require.Equal(t, shaper.Instant{Micros: afterMs(500) - 666_667, Part: 2}, give.ApplyGiveBack(l, end).Empty)
-
-	for _, not := range []shaper.Instant{{}, {Micros: end.Micros}, {Micros: end.Micros, Part: 2}, {Micros: end.Micros + 1, Part: 1}} {
-		require.Equal(t, l, give.ApplyGiveBack(l, not), "others have taken since")
-	}
-	for _, version := range []int64{4, 5, 6} {
-		give.Rate, give.Cost = thirdRate, 1
-		give.Rate.Version = version
-		require.Equal(t, given, give.ApplyGiveBack(l, end), "the version does not count, and stays what it is")
-		give.Rate.Burst = 2
-		require.Equal(t, l, give.ApplyGiveBack(l, end), "another rate is in force")
-	}
-	require.Zero(t, give.ApplyGiveBack(shaper.BucketLevel{}, shaper.Instant{}))
-}
-
 // in returns an instant or a span, in microseconds.
 func in(r shaper.BucketRate, a shaper.Instant) *big.Rat {
 	part := big.NewRat(a.Part, r.Parts)

@@ -198,25 +198,6 @@ func TestFallbackWithoutALineEnds(t *testing.T) {
 	}
 }
 
-// Open: each process has the whole rate, and no more.
-func TestOpenFallbackIsNoLicence(t *testing.T) {
-	share(t, 2, "100/s burst 5 depth 99", 2*ms, func(p *processes) {
-		p.Fail(faultOf(buckettest.LoseRequest))
-		stop := p.saturate(20)
-		defer stop()
-		p.at(5 * time.Second)
-		each, _ := p.between(2*time.Second, 5*time.Second)
-		require.Equal(t, []int{300, 300}, each)
-		for i := range p.all {
-			log := p.departures()
-			log = slices.DeleteFunc(log, func(d model.Departure) bool { return d.Process != i })
-			worst := p.pace().Worst(log)
-			require.LessOrEqual(t, worst.Excess(), int64(0), "%v", worst)
-		}
-		stop()
-	}, shaper.WithFallback(shaper.FallbackOpen))
-}
-
 // sharded is a Bucket on two servers: keys that begin with "down" are on one that can't be asked.
 type sharded struct{ *buckettest.Memory }
 

@@ -430,12 +430,7 @@ func TestARareKeyLeavesInAFallback(t *testing.T) {
 
 // groupOn returns a Group whose levels are in a Bucket, with a rate for each key.
 func groupOn(t *testing.T, b shaper.Bucket, rates map[string]rate.Limit, opts ...shaper.GroupOption) *shaper.Group[string] {
-	t.Helper()
-	g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) { return shaper.Limits{Rate: rates[key]}, nil },
-		append(opts, shaper.WithBuckets(b, func(key string) string { return key }))...)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = g.Close() })
-	return g
+	return sharedGroupOf(t, b, func(key string) (shaper.Limits, error) { return shaper.Limits{Rate: rates[key]}, nil }, opts...)
 }
 
 // All processes but the one that was started last would pay two round trips for each new key.
