@@ -131,7 +131,9 @@ func appendAtMost[T any](most int, all []T, one T) []T {
 // current returns the changes that are in force, oldest first.
 func (l *ledger) current() []record {
 	all := slices.AppendSeq([]record{}, maps.Values(l.inForce))
-	slices.SortFunc(all, func(a, b record) int { return a.From.Compare(b.From) })
+	slices.SortFunc(all, func(a, b record) int {
+		return cmp.Or(a.From.Compare(b.From), strings.Compare(a.Source, b.Source), strings.Compare(a.Key, b.Key), strings.Compare(a.Kind, b.Kind))
+	})
 	return all
 }
 

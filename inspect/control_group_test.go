@@ -46,6 +46,23 @@ func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 	})
 }
 
+// Changes of one instant are listed by their keys, in the same order each time.
+func TestChangesOfOneInstantHaveAnOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		usual := limits(t, "1 per 1h burst 9")
+		c := newConsole(t, inspect.OfGroup(groupBy(t, func(string) (shaper.Limits, error) { return usual, nil })))
+		for _, key := range "cgahbfde" {
+			c.post(t, "/api/limits", fmt.Sprintf(`{"source":"one","key":"%c","limits":"1 per 2h burst 9","for":"10m"}`, key))
+		}
+		inForce, _ := c.recorded(t, "")
+		keys := ""
+		for _, change := range inForce {
+			keys += change.Key
+		}
+		require.Equal(t, "hgfedcba", keys, "the latest first")
+	})
+}
+
 // What Group.SetLimits has said of a key is the program's own, before a change through the
 // API and during it, also while the key has no bucket.
 func TestTheLimitsThatAProgramHasGivenAKeyAreNotLost(t *testing.T) {
