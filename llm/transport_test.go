@@ -19,6 +19,19 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
+// A spoken is a provider, as this package sees it and as it is in memory.
+type spoken struct {
+	llm.Provider
+	llmtest.Dialect
+}
+
+var dialects = []spoken{
+	{llm.OpenAI, llmtest.OpenAI},
+	{llm.Anthropic, llmtest.Anthropic},
+	{llm.Gemini, llmtest.Gemini},
+	{llm.Bedrock, llmtest.Bedrock},
+}
+
 // A paced is a client of a provider in memory, paced within a quota.
 type paced struct {
 	spoken
@@ -47,116 +60,111 @@ func (p *paced) call(t testing.TB, c llmtest.Call) int {
 	return response.StatusCode
 }
 
-// used lets callers call for so many minutes, and returns how much of the quota was used, by the provider's count; 1: the
-// rate allows no more, beside a burst of half a minute.
-func (p *paced) used(t *testing.T, callers, minutes, most int, of func(q llm.Quota) int, q llm.Quota) float64 {
-	var all sync.WaitGroup
-	end := time.Now().Add(time.Duration(minutes) * time.Minute)
-	for i := range callers {
-		all.Go(func() {
-			for time.Now().Before(end) {
-				if status := p.call(t, llmtest.Call{Input: 500, Most: most, Stream: i%2 == 0}); status != http.StatusOK {
-					t.Errorf("status %d", status)
-					return
-				}
-			}
-		})
-	}
-	time.Sleep(time.Until(end))
-	synctest.Wait()
-	counted := of(p.server.Stats().Counted)
-	all.Wait()
-	return float64(counted) / float64(of(q)*minutes)
-}
-
-// takesAWhile returns answers that take seconds, and a third of what a call reserves.
-func takesAWhile() func(llmtest.Call) llmtest.Answer {
-	random := rand.New(rand.NewPCG(1, 2)) // Answer is called by one goroutine at a time.
-	return func(llmtest.Call) llmtest.Answer {
-		first := time.Duration(random.Int64N(int64(time.Second)))
-		return llmtest.Answer{
-			Output: 100 + random.IntN(200),
-			First:  first, Took: first + time.Second + time.Duration(random.Int64N(int64(6*time.Second))),
-		}
-	}
-}
-
-func tokensOf(q llm.Quota) int { return q.Tokens }
-func inputOf(q llm.Quota) int  { return q.Input }
-func outputOf(q llm.Quota) int { return q.Output }
-
 // Any number of callers are never refused by the provider, and use all that it allows, although a call takes
 // a third of what it reserves.
 func TestCallersAreNeverRefusedAndUseTheQuota(t *testing.T) {
+	tokens := func(q llm.Quota) int { return q.Tokens }
 	for i, tt := range []struct {
 		q    llm.Quota
-		most int // tokens of an answer
-		of   func(llm.Quota) int
+		most int                 // tokens of an answer
+		of   func(llm.Quota) int // the limit that is used up first
 	}{
-		{llm.Quota{Requests: 500, Tokens: 90_000}, 1500, tokensOf},
-		{llm.Quota{Requests: 500, Input: 90_000, Output: 24_000}, 600, outputOf},
-		{llm.Quota{Requests: 500, Input: 60_000}, 1500, inputOf},
-		{llm.Quota{Requests: 500, Tokens: 90_000}, 1500, tokensOf},
+		{llm.Quota{Requests: 500, Tokens: 90_000}, 1500, tokens},
+		{llm.Quota{Requests: 500, Input: 90_000, Output: 24_000}, 600, func(q llm.Quota) int { return q.Output }},
+		{llm.Quota{Requests: 500, Input: 60_000}, 1500, func(q llm.Quota) int { return q.Input }},
+		{llm.Quota{Requests: 500, Tokens: 90_000}, 1500, tokens},
 	} {
 		d := dialects[i]
 		t.Run(string(d.Dialect), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				p := newPaced(t, d, tt.q, 30*time.Second, takesAWhile())
-				used := p.used(t, 150, 2, tt.most, tt.of, tt.q)
+				random := rand.New(rand.NewPCG(1, 2)) // Answer is called by one goroutine at a time.
+				p := newPaced(t, d, tt.q, 30*time.Second, func(llmtest.Call) llmtest.Answer {
+					first := time.Duration(random.Int64N(int64(time.Second)))
+					return llmtest.Answer{
+						Output: 100 + random.IntN(200),
+						First:  first, Took: first + time.Second + time.Duration(random.Int64N(int64(6*time.Second))),
+					}
+				})
+				var all sync.WaitGroup
+				end := time.Now().Add(2 * time.Minute)
+				for i := range 150 {
+					all.Go(func() {
+						for time.Now().Before(end) {
+							if status := p.call(t, llmtest.Call{Input: 500, Most: tt.most, Stream: i%2 == 0}); status != http.StatusOK {
+								t.Errorf("status %d", status)
+								return
+							}
+						}
+					})
+				}
+				time.Sleep(time.Until(end))
+				synctest.Wait()
+				used := float64(tt.of(p.server.Stats().Counted)) / float64(tt.of(tt.q)*2)
+				all.Wait()
 				require.Zero(t, p.server.Stats().Refused)
 				require.Zero(t, p.shaper.Stats().Refused)
+				// The rate allows two minutes' quota, and the burst half a minute's.
 				require.True(t, 1.125 < used && used <= 1.25, "%v of the quota", used)
 			})
 		})
 	}
 }
 
-// Without settling the same calls use what they reserve, and so a third of the quota.
-func TestWithoutSettlingAThirdOfTheQuotaIsUsed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := llm.Quota{Requests: 500, Tokens: 90_000}
-		d := dialects[3]
-		d.Usage = nil
-		p := newPaced(t, d, q, 30*time.Second, takesAWhile())
-		used := p.used(t, 150, 4, 1500, tokensOf, q)
-		require.Zero(t, p.server.Stats().Refused)
-		require.True(t, 0.35 < used && used < 0.45, "%v of the quota", used)
-	})
-}
-
 // level returns the level of the bucket, in cost units.
 func (p *paced) level() int { return int(p.shaper.Stats().Level) }
 
-// A call settles with what its answer reports when the answer has ended, and with nothing else.
+// A call reserves what its body asks for. It settles with what its answer reports when the answer has ended, and with
+// nothing else. What each provider in memory says is what this package reads.
 func TestACallSettlesWhenItsAnswerEnds(t *testing.T) {
-	for i, tt := range []struct {
+	ofOpenAI := []llm.Left{{llm.Requests, 500, 499}, {llm.Tokens, 90_000, 89_000}}
+	for _, tt := range []struct {
+		spoken
+		responses         bool
 		q                 llm.Quota
+		left              []llm.Left
 		reserved, settled int
 	}{
-		{llm.Quota{Requests: 500, Tokens: 90_000}, 11_112, 11_112},                // max(1000, 200) of 90,000, for good
-		{llm.Quota{Requests: 500, Input: 60_000, Output: 24_000}, 41_667, 16_667}, // 1,000 and 400 of 24,000
-		{llm.Quota{Requests: 500, Input: 60_000}, 3334, 3334},                     // 200 of 60,000
-		{llm.Quota{Requests: 500, Tokens: 90_000}, 13_334, 6112},                  // 1,200 and 550 of 90,000
+		{dialects[0], false, llm.Quota{Requests: 500, Tokens: 90_000}, ofOpenAI, 11_112, 11_112}, // max(1000, 200) of 90,000, for good
+		{dialects[0], true, llm.Quota{Requests: 500, Tokens: 90_000}, ofOpenAI, 11_112, 11_112},
+		{
+			dialects[1], false, llm.Quota{Requests: 500, Input: 60_000, Output: 24_000},
+			[]llm.Left{{llm.Requests, 500, 499}, {llm.Input, 60_000, 60_000}, {llm.Output, 24_000, 24_000}}, // rounded
+			41_667, 16_667, // 1,000 and 400 of 24,000
+		},
+		{dialects[2], false, llm.Quota{Requests: 500, Input: 60_000}, nil, 3334, 3334},    // 200 of 60,000
+		{dialects[3], false, llm.Quota{Requests: 500, Tokens: 90_000}, nil, 13_334, 6112}, // 1,200 and 550 of 90,000
 	} {
-		for _, stream := range []bool{false, true} {
-			d := dialects[i]
-			name := fmt.Sprint(d.Dialect, " stream=", stream)
-			synctest.Test(t, func(t *testing.T) {
-				p := newPaced(t, d, tt.q, 30*time.Second, func(llmtest.Call) llmtest.Answer {
-					return llmtest.Answer{Output: 400, CacheRead: 50}
+		for _, compressed := range []bool{false, true} {
+			for _, stream := range []bool{false, true} {
+				name := fmt.Sprintf("%s responses=%v stream=%v gzip=%v", tt.Dialect, tt.responses, stream, compressed)
+				synctest.Test(t, func(t *testing.T) {
+					p := newPaced(t, tt.spoken, tt.q, 30*time.Second, func(llmtest.Call) llmtest.Answer {
+						return llmtest.Answer{Output: 400, CacheRead: 50, Gzip: compressed}
+					})
+					r := llmtest.NewRequest(t.Context(), tt.Dialect, llmtest.Call{Input: 200, Most: 1000, Stream: stream, Responses: tt.responses})
+					estimate, err := tt.Estimate(r)
+					require.NoError(t, err)
+					require.Equal(t, llm.Usage{Input: 200, Output: 1000}, estimate, name)
+					response, err := p.RoundTrip(r)
+					require.NoError(t, err)
+					require.Equal(t, tt.left, tt.Left(response.Header), name)
+					require.Equal(t, tt.reserved, p.level(), name)
+					require.Equal(t, tt.reserved, p.shaper.Stats().Reserved)
+
+					meter := llm.NewMeter(tt.Provider, response.StatusCode, response.Header)
+					_, err = io.Copy(meter, response.Body)
+					require.NoError(t, err)
+					meter.End(true)
+					u, ok := meter.Usage()
+					require.True(t, ok, name)
+					require.Equal(t, p.server.Stats().Used, u, name)
+					require.Equal(t, tt.settled, p.level(), name)
+					require.Zero(t, p.shaper.Stats().Reserved)
+					require.NoError(t, response.Body.Close())
+					require.Equal(t, tt.settled, p.level(), name)
 				})
-				response, err := p.RoundTrip(llmtest.NewRequest(t.Context(), d.Dialect, llmtest.Call{Input: 200, Most: 1000, Stream: stream}))
-				require.NoError(t, err)
-				require.Equal(t, tt.reserved, p.level(), name)
-				require.Equal(t, tt.reserved, p.shaper.Stats().Reserved)
-				_, err = io.Copy(io.Discard, response.Body)
-				require.NoError(t, err)
-				require.Equal(t, tt.settled, p.level(), name)
-				require.Zero(t, p.shaper.Stats().Reserved)
-				require.NoError(t, response.Body.Close())
-				require.Equal(t, tt.settled, p.level(), name)
-			})
+			}
 		}
 	}
 }
@@ -259,38 +267,6 @@ func TestARefusalHoldsTheLineAndCostsNothing(t *testing.T) {
 	}
 }
 
-// With Retry a call that is refused leaves once more, ahead of the others, when the provider wants.
-func TestARefusedCallIsSentAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := dialects[2]
-		p := newPaced(t, d, llm.Quota{Requests: 1000}, time.Minute, nil)
-		p.server = llmtest.New(llmtest.Config{Dialect: d.Dialect, Quota: llm.Quota{Requests: 3}})
-		p.Base, p.Retry = p.server, true
-		start := time.Now()
-		for range 4 {
-			require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 100, Most: 100, Stream: true}))
-		}
-		require.Equal(t, 20*time.Second, time.Since(start))
-		require.Equal(t, 1, p.server.Stats().Refused)
-		require.Zero(t, p.shaper.Stats().Reserved)
-	})
-}
-
-// What a response says is left bounds what leaves next, whoever has used the rest.
-func TestWhatIsLeftRaisesTheLevel(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := llm.Quota{Requests: 500, Tokens: 90_000}
-		p := newPaced(t, dialects[0], q, 30*time.Second, nil)
-		other, err := p.server.RoundTrip(llmtest.NewRequest(t.Context(), p.Dialect, llmtest.Call{Input: 100, Most: 80_000}))
-		require.NoError(t, err)
-		_, err = io.Copy(io.Discard, other.Body)
-		require.NoError(t, err)
-		require.NoError(t, other.Body.Close())
-		require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 100, Most: 1000}))
-		require.Equal(t, 500_000-100_000, p.level(), "9,000 of 90,000 are left")
-	})
-}
-
 // What is left counts in units of the quota that the client keeps to, which may be a part of the
 // provider's; and not at all for a limit that the client does not have.
 func TestWhatIsLeftCountsInSharesOfTheQuota(t *testing.T) {
@@ -353,21 +329,6 @@ func TestARequestThatCannotBeEstimated(t *testing.T) {
 		require.Equal(t, shaper.ErrNegativeCost, err)
 		require.True(t, closed)
 		require.Zero(t, p.server.Stats())
-	})
-}
-
-// An encoding that is unknown passes, and the estimate stands.
-func TestAnAnswerInAnUnknownEncoding(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newPaced(t, dialects[3], llm.Quota{Tokens: 90_000}, 30*time.Second, nil)
-		p.Base = roundTrip(func(*http.Request) (*http.Response, error) {
-			return &http.Response{
-				StatusCode: http.StatusOK, ProtoMajor: 1, Header: fields("Content-Encoding", "br", "Content-Type", "application/json"),
-				Body: io.NopCloser(strings.NewReader(`{"usage":{"inputTokens":1,"outputTokens":1}}`)),
-			}, nil
-		})
-		require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 200, Most: 1000}))
-		require.Equal(t, 13_334, p.level())
 	})
 }
 
