@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -197,13 +198,13 @@ func zipped(text string) string {
 // A body that is long or that fails can be read as if nobody had looked at it.
 func TestARefusalStaysReadable(t *testing.T) {
 	long := `{"error":{}}` + strings.Repeat(" ", 1<<20)
-	r := &http.Response{StatusCode: 429, Header: http.Header{}, Body: io.NopCloser(io.MultiReader(strings.NewReader(long), failing{}))}
+	r := &http.Response{StatusCode: 429, Header: http.Header{}, Body: io.NopCloser(io.MultiReader(strings.NewReader(long), iotest.ErrReader(errBroken)))}
 	require.Zero(t, llm.Gemini.HoldFor(r))
 	read, err := io.ReadAll(r.Body)
 	require.Equal(t, errBroken, err)
 	require.True(t, long == string(read))
 
-	r.Body = io.NopCloser(io.MultiReader(strings.NewReader("[{"), failing{}))
+	r.Body = io.NopCloser(io.MultiReader(strings.NewReader("[{"), iotest.ErrReader(errBroken)))
 	require.Zero(t, llm.Gemini.HoldFor(r))
 	read, err = io.ReadAll(r.Body)
 	require.Equal(t, errBroken, err)

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/stretchr/testify/require"
 
@@ -19,27 +20,17 @@ import (
 
 var errBroken = errors.New("broken")
 
-// failing is what a body ends with whose connection has broken.
-type failing struct{}
-
-func (failing) Read([]byte) (int, error) { return 0, errBroken }
-
-// inPieces returns the bytes of a text in pieces of so many bytes; 0: as many as are asked for.
+// inPieces returns a text in pieces of so many bytes; 0: as many as are asked for.
 type inPieces struct {
-	text []byte
+	io.Reader
 	size int
 }
 
-func (p *inPieces) Read(b []byte) (int, error) {
-	if len(p.text) == 0 {
-		return 0, io.EOF
-	}
+func (p inPieces) Read(b []byte) (int, error) {
 	if p.size > 0 {
 		b = b[:min(len(b), p.size)]
 	}
-	n := copy(b, p.text)
-	p.text = p.text[n:]
-	return n, nil
+	return p.Reader.Read(b)
 }
 
 // How the reading of a body ends.
@@ -58,9 +49,9 @@ func metered(t testing.TB, p llm.Provider, contentType, encoding, text string, s
 
 // meteredWithin is metered, and looks at so many bytes of what a compressed body holds; 0: at as many as of any.
 func meteredWithin(t testing.TB, room int, p llm.Provider, contentType, encoding, text string, size int, end ending) (read string, u llm.Usage, ok bool) {
-	body := io.Reader(&inPieces{[]byte(text), size})
+	body := io.Reader(inPieces{strings.NewReader(text), size})
 	if end == broken {
-		body = io.MultiReader(body, failing{})
+		body = io.MultiReader(body, iotest.ErrReader(errBroken))
 	}
 	h := http.Header{}
 	if contentType != "" {
