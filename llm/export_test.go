@@ -16,7 +16,7 @@ const Kept = kept
 func ReadAlong(r *http.Response, usage func([]byte) (Usage, bool), room int) (result func() (u Usage, ok bool)) {
 	body := &metered{ReadCloser: r.Body, meter: NewMeter(Provider{Usage: usage}, r.StatusCode, r.Header)}
 	if room > 0 {
-		body.meter.body.inflate.room = room
+		body.meter.inflate.room = room
 	}
 	r.Body = body
 	return func() (Usage, bool) {

@@ -11,11 +11,15 @@ import (
 	"sync"
 )
 
-// A meter reads the body of a response along, and notes the usage that it reports.
-type meter struct {
-	usage func(event []byte) (Usage, bool) // Provider.Usage
+// A Meter finds in the answer to a call what the call has taken. The bytes of the answer's body are written to it as they
+// are, compressed by gzip or not, and then End is called. [Transport] has Meters of its own; others are for programs through
+// which answers pass. A Meter is for one goroutine at a time.
+type Meter struct {
+	provider     Provider
+	status       int
+	countsItself bool // The provider says what is left.
 
-	events   splitter
+	events   splitter  // nil: no usage can be found in the body
 	inflate  *inflater // nil: the body is not compressed
 	isStream bool      // the body has, or may have, several events
 
@@ -25,29 +29,42 @@ type meter struct {
 	lost  bool // a part could not be read
 }
 
-// A Meter finds in the answer to a call what the call has taken. The bytes of the answer's body are written to it as they
-// are, compressed by gzip or not, and then End is called. [Transport] has Meters of its own; others are for programs through
-// which answers pass. A Meter is for one goroutine at a time.
-type Meter struct {
-	provider     Provider
-	status       int
-	countsItself bool   // The provider says what is left.
-	body         *meter // nil: no usage can be found in the body
-}
-
 // NewMeter returns a Meter for an answer with such a status and header.
 func NewMeter(p Provider, status int, h http.Header) *Meter {
 	m := &Meter{provider: p, status: status, countsItself: p.Left != nil && len(p.Left(h)) > 0}
-	if p.Usage != nil && status >= 200 && status <= 299 {
-		m.body = newMeter(h, p.Usage)
+	if p.Usage == nil || status < 200 || status > 299 {
+		return m
+	}
+	switch encoding := h.Get("Content-Encoding"); {
+	case encoding == "", strings.EqualFold(encoding, "identity"):
+	case isGzip(h):
+		m.inflate = &inflater{m: m, room: maxInflated}
+	default:
+		return m
+	}
+	contentType, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
+	m.isStream = contentType != "application/json"
+	switch contentType {
+	case "text/event-stream":
+		m.events = &serverSentEvents{on: m.event}
+	case "application/vnd.amazon.eventstream":
+		m.events = &amazonEvents{on: m.event}
+	case "application/json":
+		// A decoder stops reading at the end of the object, so what comes behind it must not matter.
+		m.events = &jsonValues{on: m.event, whole: func() { m.whole = true }}
+	default: // Perhaps lines of JSON.
+		m.events = &jsonValues{on: m.event, whole: func() {}}
 	}
 	return m
 }
 
 // Write takes the next bytes of the body. It never fails.
 func (m *Meter) Write(p []byte) (n int, err error) {
-	if m.body != nil {
-		m.body.write(p)
+	switch {
+	case m.inflate != nil:
+		m.inflate.write(p)
+	case m.events != nil:
+		m.events.write(p)
 	}
 	return len(p), nil
 }
@@ -55,8 +72,12 @@ func (m *Meter) Write(p []byte) (n int, err error) {
 // End says that no more bytes come. whole says whether that is the end of the body, and not an error, nor that somebody
 // has closed it.
 func (m *Meter) End(whole bool) {
-	if m.body != nil {
-		m.body.end(whole)
+	if m.inflate != nil {
+		m.inflate.end(whole)
+	}
+	if whole && !m.lost && m.events != nil {
+		m.events.end()
+		m.whole = true
 	}
 }
 
@@ -70,15 +91,17 @@ func (m *Meter) ranNothing() bool {
 	return false
 }
 
-// Usage returns the usage that the answer reports, if all of it has come.
+// Usage returns the usage that the answer reports, if all of it has come. No call is without input, and no stream without
+// output: where a number is 0 the event that has it is missing.
 func (m *Meter) Usage() (u Usage, ok bool) {
 	if m.ranNothing() {
 		return Usage{}, true
 	}
-	if m.body == nil {
+	input := sum(m.got.Input, m.got.CacheRead, m.got.CacheWrite)
+	if !m.known || !m.whole || m.lost || input == 0 || m.isStream && m.got.Output == 0 {
 		return Usage{}, false
 	}
-	return m.body.result()
+	return m.got, true
 }
 
 // Counted returns what the provider counts of that usage. If ok is false the estimate stands, as no usage is known, or as the
@@ -112,61 +135,12 @@ func (m *Meter) Cost(q Quota) int {
 	return q.Cost(u)
 }
 
-// newMeter returns a meter for the body of a response, or nil if its encoding is unknown.
-func newMeter(h http.Header, usage func([]byte) (Usage, bool)) *meter {
-	m := &meter{usage: usage}
-	switch encoding := h.Get("Content-Encoding"); {
-	case encoding == "", strings.EqualFold(encoding, "identity"):
-	case isGzip(h):
-		m.inflate = newInflater(m)
-	default:
-		return nil
-	}
-	contentType, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
-	switch contentType {
-	case "text/event-stream":
-		m.isStream = true
-		m.events = &serverSentEvents{on: m.event}
-	case "application/vnd.amazon.eventstream":
-		m.isStream = true
-		m.events = &amazonEvents{on: m.event}
-	case "application/json":
-		// A decoder stops reading at the end of the object, so what comes behind it must not matter.
-		m.events = &jsonValues{on: m.event, whole: func() { m.whole = true }}
-	default: // Perhaps lines of JSON.
-		m.isStream = true
-		m.events = &jsonValues{on: m.event, whole: func() {}}
-	}
-	return m
-}
-
-// write takes the next bytes of the body.
-func (m *meter) write(p []byte) {
-	if m.inflate != nil {
-		m.inflate.write(p)
-		return
-	}
-	m.events.write(p)
-}
-
-// end is called when the body has ended. ok reports whether that was its end, and not an error, nor that it
-// was closed.
-func (m *meter) end(ok bool) {
-	if m.inflate != nil {
-		m.inflate.end(ok)
-	}
-	if ok && !m.lost {
-		m.events.end()
-		m.whole = true
-	}
-}
-
 // event takes one event.
-func (m *meter) event(name string, data []byte) {
+func (m *Meter) event(name string, data []byte) {
 	if isLast(name, data) {
 		m.whole = true
 	}
-	u, ok := m.usage(data)
+	u, ok := m.provider.Usage(data)
 	if !ok || isNegative(u) {
 		return
 	}
@@ -191,16 +165,6 @@ func isLast(name string, data []byte) bool {
 		return true
 	}
 	return string(data) == "[DONE]" // OpenAI, Chat Completions
-}
-
-// result returns the usage, if the whole response has been read and reports one. No call
-// is without input, and no stream without output: where a number is 0 the event that has it is missing.
-func (m *meter) result() (u Usage, ok bool) {
-	input := sum(m.got.Input, m.got.CacheRead, m.got.CacheWrite)
-	if !m.known || !m.whole || m.lost || input == 0 || m.isStream && m.got.Output == 0 {
-		return Usage{}, false
-	}
-	return m.got, true
 }
 
 func isNegative(u Usage) bool {
@@ -263,15 +227,13 @@ const maxInflated = 16 << 20
 // An inflater decompresses what is written to it. A gzip.Reader reads by itself, so it runs as a coroutine,
 // which goes on when bytes come and stops when it wants more. No two goroutines run at once.
 type inflater struct {
-	m     *meter
+	m     *Meter
 	more  func() (struct{}, bool) // nil: no bytes have come, and there is no coroutine, as nobody need close a response without a body
 	stop  func()
 	given []byte // bytes that have come and have not been read
 	ended bool   // no bytes will come
 	room  int    // how many bytes may still be looked at
 }
-
-func newInflater(m *meter) *inflater { return &inflater{m: m, room: maxInflated} }
 
 // write decompresses as much as p allows.
 func (f *inflater) write(p []byte) {
