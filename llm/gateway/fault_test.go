@@ -93,28 +93,6 @@ func TestNothingThatAProviderDoesIsFree(t *testing.T) {
 	}
 }
 
-// A caller that leaves in mid-stream ends the call at the provider, and pays the estimate.
-func TestACallerThatLeavesInMidStream(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, "data: {}\n\n")
-			<-r.Context().Done()
-		})
-		g := newRig(t, "openai-compatible", llm.Quota{Tokens: 100_000}, next, nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		go g.call("gold", request(ctx, "openai", 1000, 4000, true))
-		synctest.Wait()
-		require.Equal(t, 50_000, g.line.Stats().Reserved)
-		cancel()
-		synctest.Wait()
-		require.Zero(t, g.line.Stats().Reserved)
-		require.InDelta(t, 50_000, g.line.Stats().Level, 0)
-		require.Equal(t, 200, g.last(t).Status)
-		require.Nil(t, g.last(t).Actual)
-	})
-}
-
 // A thousand faults are a line or two, with their count.
 func TestManyFaultsAreFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

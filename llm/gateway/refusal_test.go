@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"strconv"
 	"strings"
@@ -290,41 +291,29 @@ func TestARefusalOfTheProviderHoldsTheLineAndIsSentAgain(t *testing.T) {
 					}
 				})
 				g := newRig(t, refusal.provider, llm.Quota{Requests: 6000}, next, func(_ *gateway.Config, l *shaper.Limits) { l.InFlight = 1 })
-				send := func(call string) (code int, body string) {
-					r := request(t.Context(), "openai", 10, 10, false)
-					r.Header.Set("Call", call)
-					w := g.call("gold", r)
-					require.Empty(t, w.Header().Values("Endless"), "the first answer's header is gone")
-					return w.Code, w.Body.String()
-				}
-				begun := time.Now()
 				type result struct {
-					code int
-					body string
-					at   time.Duration
+					*httptest.ResponseRecorder
+					at time.Duration
 				}
-				first, second := make(chan result, 1), make(chan result, 1)
-				go func() {
-					code, body := send("first")
-					first <- result{code, body, time.Since(begun)}
-				}()
-				synctest.Wait()
-				go func() {
-					code, body := send("second")
-					second <- result{code, body, time.Since(begun)}
-				}()
+				send := func(call string) <-chan result {
+					r, answered := request(t.Context(), "openai", 10, 10, false), make(chan result, 1) // one answer
+					r.Header.Set("Call", call)
+					go func() { answered <- result{g.call("gold", r), time.Since(epoch)} }()
+					synctest.Wait()
+					return answered
+				}
+				first, second := send("first"), send("second")
+				r := <-first
+				<-second
 				if refusal.pause == 0 {
-					r := <-first
-					require.Equal(t, refusal.status, r.code)
-					require.Equal(t, refusal.body, r.body)
-					<-second
+					require.Equal(t, refusal.status, r.Code)
+					require.Equal(t, refusal.body, r.Body.String())
 					require.Equal(t, []string{"first", "second"}, came)
 					return
 				}
-				r := <-first
-				require.Equal(t, 200, r.code)
-				require.Contains(t, r.body, "fine")
-				<-second
+				require.Equal(t, 200, r.Code)
+				require.Contains(t, r.Body.String(), "fine")
+				require.Empty(t, r.Header().Values("Endless"), "the first answer's header is gone")
 				if refusal.header["Endless"] != "" {
 					refusal.pause += 5 * time.Second
 				}

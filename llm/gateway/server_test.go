@@ -2,7 +2,6 @@ package gateway_test
 
 import (
 	"bufio"
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -10,7 +9,6 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -28,9 +26,6 @@ func over(t *testing.T, next http.Handler) (g *rig, address string) {
 	g = newRig(t, "openai-compatible", llm.Quota{Requests: 60}, next, func(_ *gateway.Config, l *shaper.Limits) { l.InFlight = 1 })
 	server := httptest.NewUnstartedServer(g)
 	server.Config.ConnContext = shaper.ConnContext
-	server.Config.Protocols = new(http.Protocols)
-	server.Config.Protocols.SetHTTP1(true)
-	server.Config.Protocols.SetUnencryptedHTTP2(true)
 	server.Start()
 	t.Cleanup(server.Close)
 	return g, server.Listener.Addr().String()
@@ -100,12 +95,10 @@ func TestAConnectionCanDoBehindTheGatewayWhatItCan(t *testing.T) {
 			require.NoError(t, err)
 			from := bufio.NewReader(conn)
 			if len(c.answer) > 1 { // The first part comes before the rest is sent.
-				first, err := from.ReadString(c.answer[0][len(c.answer[0])-1])
-				require.NoError(t, err)
-				for !strings.HasSuffix(first, c.answer[0]) {
-					more, err := from.ReadString(c.answer[0][len(c.answer[0])-1])
+				for first := ""; !strings.HasSuffix(first, c.answer[0]); {
+					next, err := from.ReadByte()
 					require.NoError(t, err)
-					first += more
+					first += string(next)
 				}
 			}
 			_, err = io.WriteString(conn, c.sent)
@@ -153,58 +146,4 @@ func TestEventsPassWhenTheyComeAndClientsThatGoFreeTheirPlace(t *testing.T) {
 		more <- true
 		_, _ = events.ReadString('\n') // the empty line
 	}
-}
-
-// Over HTTP/2 calls share a connection. A call that is given up frees its place, and one that is answered already ends at
-// the provider. When the connection ends, all do.
-func TestClientsThatVanishOverHTTP2FreeTheirPlaces(t *testing.T) {
-	g, address := over(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		require.Equal(t, 2, r.ProtoMajor)
-		w.Header().Set("Content-Type", "text/event-stream")
-		_, _ = io.WriteString(w, "data: {}\n\n")
-		<-r.Context().Done()
-	}))
-	var conn net.Conn
-	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, network, address string) (_ net.Conn, err error) {
-		conn, err = new(net.Dialer).DialContext(ctx, network, address)
-		return conn, err
-	}}
-	transport.Protocols.SetUnencryptedHTTP2(true)
-	defer transport.CloseIdleConnections()
-	var calls sync.WaitGroup
-	send := func() (giveUp func()) {
-		ctx, cancel := context.WithCancel(t.Context())
-		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address, strings.NewReader("{}"))
-		require.NoError(t, err)
-		calls.Go(func() {
-			if response, err := transport.RoundTrip(r); err == nil {
-				_, _ = io.Copy(io.Discard, response.Body) // It breaks off.
-				_ = response.Body.Close()
-			}
-		})
-		return cancel
-	}
-	becomes := func(inFlight, waiting, ended int) {
-		t.Helper()
-		realtime.Until(t, func() bool {
-			st := g.line.Stats()
-			return st.InFlight == inFlight && st.Waiting == waiting && g.ended() == ended
-		}, "the line is as it should be")
-	}
-	first := send()
-	becomes(1, 0, 0)
-	second := send()
-	becomes(1, 1, 0)
-	defer send()()
-	becomes(1, 2, 0)
-	second()
-	becomes(1, 1, 1)
-	first()
-	becomes(1, 0, 2)
-	defer send()()
-	becomes(1, 1, 2)
-	require.NoError(t, conn.Close())
-	becomes(0, 0, 4)
-	calls.Wait()
-	require.Zero(t, g.line.Stats().Reserved)
 }
