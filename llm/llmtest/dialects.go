@@ -43,7 +43,15 @@ func sse(w *writer, name string, document any) {
 	w.piece([]byte(line + "data: " + string(encode(document)) + "\n\n"))
 }
 
-type openAI struct{}
+// usual is a dialect that counts calls when they begin, unless they are refused, and does not say what is left.
+type usual struct{}
+
+func (usual) perOutput(int) llm.Quota                { return llm.Quota{} }
+func (usual) atEnd(Call, llm.Usage) llm.Quota        { return llm.Quota{} }
+func (usual) countsRefused() bool                    { return false }
+func (usual) header(http.Header, *limits, time.Time) {}
+
+type openAI struct{ usual }
 
 func (openAI) parse(r *http.Request, body []byte) (c Call, ok bool) {
 	o := parseJSON(body)
@@ -57,10 +65,6 @@ func (openAI) parse(r *http.Request, body []byte) (c Call, ok bool) {
 // "Your rate limit is calculated as the maximum of max_tokens and the estimated number of tokens based on the character count of
 // your request" (platform.openai.com/docs/guides/rate-limits, as quoted in 2026-11). Nothing there says that any of it is given back.
 func (openAI) atStart(c Call) llm.Quota { return llm.Quota{Requests: 1, Tokens: max(c.Most, c.Input)} }
-
-func (openAI) perOutput(int) llm.Quota { return llm.Quota{} }
-
-func (openAI) atEnd(Call, llm.Usage) llm.Quota { return llm.Quota{} }
 
 // "Unsuccessful requests contribute to your per-minute limit" (the same page).
 func (openAI) countsRefused() bool { return true }
@@ -109,8 +113,7 @@ func (openAI) answer(w *writer, _ *http.Request, c Call, u llm.Usage, next func(
 	}
 	if !c.Stream {
 		message := object{"role": "assistant", "content": all(next)}
-		w.begin("application/json")
-		w.piece(encode(of("chat.completion", []object{{"index": 0, "message": message, "finish_reason": "stop"}}, usage)))
+		w.whole(of("chat.completion", []object{{"index": 0, "message": message, "finish_reason": "stop"}}, usage))
 		return
 	}
 	w.begin("text/event-stream; charset=utf-8")
@@ -146,9 +149,7 @@ func responses(w *writer, c Call, u llm.Usage, next func() int) {
 		})
 	}
 	if !c.Stream {
-		answer := completed(all(next))
-		w.begin("application/json")
-		w.piece(encode(answer))
+		w.whole(completed(all(next)))
 		return
 	}
 	w.begin("text/event-stream; charset=utf-8")
@@ -177,7 +178,7 @@ func responses(w *writer, c Call, u llm.Usage, next func() int) {
 	event("response.completed", object{"response": completed(whole)})
 }
 
-type anthropic struct{}
+type anthropic struct{ usual }
 
 func (anthropic) parse(r *http.Request, body []byte) (c Call, ok bool) {
 	o := parseJSON(body)
@@ -199,8 +200,6 @@ func (anthropic) perOutput(tokens int) llm.Quota { return llm.Quota{Output: toke
 func (anthropic) atEnd(_ Call, u llm.Usage) llm.Quota {
 	return llm.Quota{Input: u.CacheRead, Tokens: u.CacheRead, Output: 1}
 }
-
-func (anthropic) countsRefused() bool { return false }
 
 // The fields as recorded on 2025-08-21 (rdrr.io/cran/tidyllm, tests/testthat/claude): instants in RFC 3339. What remains
 // of tokens is rounded to thousands (docs.claude.com/en/api/rate-limits).
@@ -247,9 +246,7 @@ func (anthropic) answer(w *writer, _ *http.Request, c Call, u llm.Usage, next fu
 		}
 	}
 	if !c.Stream {
-		answer := message([]object{{"type": "text", "text": all(next)}}, "end_turn", u.Output)
-		w.begin("application/json")
-		w.piece(encode(answer))
+		w.whole(message([]object{{"type": "text", "text": all(next)}}, "end_turn", u.Output))
 		return
 	}
 	w.begin("text/event-stream; charset=utf-8")
@@ -264,7 +261,7 @@ func (anthropic) answer(w *writer, _ *http.Request, c Call, u llm.Usage, next fu
 	sse(w, "message_stop", object{"type": "message_stop"})
 }
 
-type gemini struct{}
+type gemini struct{ usual }
 
 func (gemini) parse(r *http.Request, body []byte) (c Call, ok bool) {
 	o := parseJSON(body)
@@ -277,14 +274,6 @@ func (gemini) parse(r *http.Request, body []byte) (c Call, ok bool) {
 func (gemini) atStart(c Call) llm.Quota {
 	return llm.Quota{Requests: 1, Input: c.Input, Tokens: c.Input}
 }
-
-func (gemini) perOutput(int) llm.Quota { return llm.Quota{} }
-
-func (gemini) atEnd(Call, llm.Usage) llm.Quota { return llm.Quota{} }
-
-func (gemini) countsRefused() bool { return false }
-
-func (gemini) header(http.Header, *limits, time.Time) {} // It does not say.
 
 // A refusal says in its body when to come back, as in github.com/browserbase/mcp-server-browserbase/issues/129, 2025-11.
 func (gemini) refuse(w http.ResponseWriter, wait time.Duration) {
@@ -339,7 +328,7 @@ func (gemini) answer(w *writer, r *http.Request, c Call, u llm.Usage, next func(
 	w.piece([]byte(after))
 }
 
-type bedrock struct{}
+type bedrock struct{ usual }
 
 // unbounded is what Bedrock reserves for the answer to a request that does not bound it: the most that the model can write, which is
 // 64,000 tokens for Claude Sonnet (repost.aws/articles/ARfUsSkaWeSLiWZbv0OVSG1Q, read in 2026-11).
@@ -359,15 +348,9 @@ func (bedrock) parse(r *http.Request, body []byte) (c Call, ok bool) {
 // (docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html, read in 2026-11).
 func (bedrock) atStart(c Call) llm.Quota { return llm.Quota{Requests: 1, Tokens: c.Input + c.Most} }
 
-func (bedrock) perOutput(int) llm.Quota { return llm.Quota{} }
-
 func (bedrock) atEnd(c Call, u llm.Usage) llm.Quota {
 	return llm.Quota{Tokens: c.Input + c.Most - u.Input - u.Output}
 }
-
-func (bedrock) countsRefused() bool { return false }
-
-func (bedrock) header(http.Header, *limits, time.Time) {} // It does not say.
 
 // A refusal does not say when to come back (docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html, errors).
 func (bedrock) refuse(w http.ResponseWriter, _ time.Duration) {
@@ -389,11 +372,10 @@ func (bedrock) answer(w *writer, _ *http.Request, c Call, u llm.Usage, next func
 	}
 	if !c.Stream {
 		content := []object{{"text": all(next)}}
-		w.begin("application/json")
-		w.piece(encode(object{
+		w.whole(object{
 			"output": object{"message": object{"role": "assistant", "content": content}}, "stopReason": "end_turn",
 			"usage": usage, "metrics": object{"latencyMs": 1},
-		}))
+		})
 		return
 	}
 	w.begin("application/vnd.amazon.eventstream")

@@ -49,14 +49,6 @@ func (l *limits) take(q llm.Quota, now time.Time) {
 	l.each(q, func(b *bucket, n int) { b.take(n, now) })
 }
 
-// atMost returns as much of a number of requests as fits.
-func (l *limits) atMost(q llm.Quota) llm.Quota {
-	if _, ok := l.fit(q, time.Now()); !ok {
-		return llm.Quota{}
-	}
-	return q
-}
-
 // A bucket holds at most a minute's quota, and drains evenly. Its level is in units of which a token is
 // a minute's nanoseconds, so that it drains by limit units in a nanosecond.
 type bucket struct {

@@ -112,6 +112,12 @@ func (w *writer) begin(contentType string) {
 	w.WriteHeader(http.StatusOK)
 }
 
+// whole writes an answer that is no stream.
+func (w *writer) whole(document object) {
+	w.begin("application/json")
+	w.piece(encode(document))
+}
+
 // piece writes bytes and flushes them. If the client has gone, the handler ends.
 func (w *writer) piece(p []byte) {
 	out := io.Writer(w.ResponseWriter)

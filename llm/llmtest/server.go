@@ -190,8 +190,9 @@ func (s *Server) admit(d dialect, c *Call) (a Answer, wait time.Duration, admitt
 	start := d.atStart(*c)
 	if wait, admitted = s.limits.fit(start, now); !admitted {
 		s.stats.Refused++
-		if d.countsRefused() {
-			s.takeLocked(s.limits.atMost(llm.Quota{Requests: 1}), now)
+		request := llm.Quota{Requests: 1}
+		if _, fits := s.limits.fit(request, now); fits && d.countsRefused() {
+			s.takeLocked(request, now)
 		}
 		return Answer{}, wait, false
 	}
@@ -314,13 +315,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // writeJSON writes a document with a status.
 func writeJSON(w http.ResponseWriter, status int, document any) {
-	text, err := json.Marshal(document)
-	if err != nil {
-		panic(err) // All documents are this package's.
-	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(text) // The client may have gone.
+	_, _ = w.Write(encode(document)) // The client may have gone.
 }
 
 // object is a JSON object.

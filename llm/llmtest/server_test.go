@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -33,67 +32,47 @@ func send(t testing.TB, s *llmtest.Server, r *http.Request) (*http.Response, str
 	return response, string(text)
 }
 
-// What each provider counts, and when.
+// What each provider counts, and when. Its answer has the whole text.
 func TestWhatACallTakesOfTheLimits(t *testing.T) {
 	q := llm.Quota{Requests: 60, Tokens: 60_000, Input: 60_000, Output: 60_000}
-	for i, want := range []llm.Quota{
-		{Requests: 1, Tokens: 1000},                         // max(1000, 200)
-		{Requests: 1, Tokens: 550, Input: 150, Output: 400}, // without the cached input, and with what was produced
-		{Requests: 1, Tokens: 200, Input: 200},              // input alone
-		{Requests: 1, Tokens: 550},                          // settled
+	for _, tt := range []struct {
+		llmtest.Dialect
+		responses bool
+		want      llm.Quota
+		end       string // of a stream
+	}{
+		{llmtest.OpenAI, false, llm.Quota{Requests: 1, Tokens: 1000}, "data: [DONE]\n\n"}, // max(1000, 200)
+		{llmtest.OpenAI, true, llm.Quota{Requests: 1, Tokens: 1000}, `"sequence_number":15,"type":"response.completed"}` + "\n\n"},
+		{llmtest.Anthropic, false, llm.Quota{Requests: 1, Tokens: 550, Input: 150, Output: 400}, `{"type":"message_stop"}` + "\n\n"}, // without the cached input, and with what was produced
+		{llmtest.Gemini, false, llm.Quota{Requests: 1, Tokens: 200, Input: 200}, "\r\n\r\n"},                                         // input alone
+		{llmtest.Bedrock, false, llm.Quota{Requests: 1, Tokens: 550}, ""},                                                            // settled
 	} {
 		for _, stream := range []bool{false, true} {
-			d := dialects[i]
-			t.Run(fmt.Sprint(d, " stream=", stream), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s responses=%v stream=%v", tt.Dialect, tt.responses, stream), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := llmtest.New(llmtest.Config{Dialect: d, Quota: q, Answer: func(c llmtest.Call) llmtest.Answer {
-						require.Equal(t, 200, c.Input)
-						require.Equal(t, 1000, c.Most)
-						require.Equal(t, stream, c.Stream)
+					asked := llmtest.Call{Input: 200, Most: 1000, Stream: stream, Responses: tt.responses}
+					s := llmtest.New(llmtest.Config{Dialect: tt.Dialect, Quota: q, Answer: func(c llmtest.Call) llmtest.Answer {
+						require.Equal(t, asked, llmtest.Call{Input: c.Input, Most: c.Most, Stream: c.Stream, Responses: c.Responses})
 						return llmtest.Answer{Output: 400, CacheRead: 50, First: time.Second, Took: 8 * time.Second}
 					}})
 					start := time.Now()
-					response, _ := send(t, s, request(d, 200, 1000, stream))
+					response, text := send(t, s, llmtest.NewRequest(t.Context(), tt.Dialect, asked))
 					require.Equal(t, http.StatusOK, response.StatusCode)
 					require.Equal(t, 8*time.Second, time.Since(start))
+					require.GreaterOrEqual(t, strings.Count(text, "word"), 400)
+					if !stream || tt.responses {
+						require.Contains(t, text, strings.Repeat("word", 400), "in one piece")
+					}
+					if stream {
+						require.True(t, strings.HasSuffix(text, tt.end), text)
+					}
 					st := s.Stats()
-					require.Equal(t, want, st.Counted)
+					require.Equal(t, tt.want, st.Counted)
 					require.Equal(t, llm.Usage{Input: 150, CacheRead: 50, Output: 400}, st.Used)
 					require.Equal(t, 1, st.Answered)
 				})
 			})
 		}
-	}
-}
-
-// Responses counts as Chat Completions does. Of its stream the last event alone has the usage.
-func TestOpenAIAnswersByResponsesToo(t *testing.T) {
-	for _, stream := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			s := llmtest.New(llmtest.Config{Dialect: llmtest.OpenAI, Quota: llm.Quota{Tokens: 1500}, Answer: func(c llmtest.Call) llmtest.Answer {
-				require.Equal(t, llmtest.Call{Input: 200, Most: 1000, Stream: stream, Responses: true}, c)
-				return llmtest.Answer{Output: 400, First: time.Second, Took: 8 * time.Second}
-			}})
-			r := func() *http.Request {
-				return llmtest.NewRequest(t.Context(), llmtest.OpenAI, llmtest.Call{Input: 200, Most: 1000, Stream: stream, Responses: true})
-			}
-			response, text := send(t, s, r())
-			require.Equal(t, http.StatusOK, response.StatusCode)
-			require.Equal(t, 1000, s.Stats().Counted.Tokens)
-			require.Contains(t, text, strings.Repeat("word", 400), "the whole text")
-			require.Equal(t, 1, strings.Count(text, `"output_tokens":400`))
-			if stream {
-				events := strings.Split(strings.TrimSuffix(text, "\n\n"), "\n\n")
-				require.Len(t, events, 16) // 8 pieces
-				require.Contains(t, events[0], "event: response.created\n")
-				require.Contains(t, events[15], "event: response.completed\n")
-				require.Contains(t, events[15], `"sequence_number":15`)
-				require.Contains(t, events[15], `"output_tokens":400`)
-			}
-			response, text = send(t, s, r())
-			require.Equal(t, http.StatusTooManyRequests, response.StatusCode)
-			require.Contains(t, text, `"code":"rate_limit_exceeded"`)
-		})
 	}
 }
 
@@ -222,29 +201,6 @@ func TestErrorsInPlaceOfAnswers(t *testing.T) {
 			require.Equal(t, http.StatusBadRequest, response.StatusCode)
 			require.Equal(t, 3, s.Stats().Failed)
 		})
-	}
-}
-
-// On a real server the same happens, flushed piece by piece.
-func TestAServerOnARealConnection(t *testing.T) {
-	for _, d := range dialects {
-		for _, breaks := range []bool{false, true} {
-			s := llmtest.New(llmtest.Config{Dialect: d, Answer: func(llmtest.Call) llmtest.Answer { return llmtest.Answer{Output: 80, Breaks: breaks} }})
-			server := httptest.NewServer(s)
-			r := request(d, 100, 100, true)
-			r.URL.Host = strings.TrimPrefix(server.URL, "http://")
-			response, err := server.Client().Do(r)
-			require.NoError(t, err)
-			text, err := io.ReadAll(response.Body)
-			require.NoError(t, response.Body.Close())
-			server.Close()
-			if breaks {
-				require.Equal(t, io.ErrUnexpectedEOF, err)
-				continue
-			}
-			require.NoError(t, err)
-			require.Equal(t, 80, strings.Count(string(text), "word"))
-		}
 	}
 }
 
