@@ -156,7 +156,7 @@ func start(t testing.TB, r rival, s setting) (pid int) {
 		command.Env = append(os.Environ(), "XDG_DATA_HOME="+own, "XDG_CONFIG_HOME="+own) // Caddy writes there.
 	}
 	command.Dir = own
-	return servers.Listening(t, s.Listen, filepath.Join(own, "error.log"), command)
+	return servers.Listening(t, s.Listen, command).Command.Process.Pid
 }
 
 // in puts the setting into a configuration.

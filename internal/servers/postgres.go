@@ -22,7 +22,7 @@ type Postgres struct {
 	t       testing.TB
 	dir     string // has the folder data
 	options []string
-	process *process
+	process *Process
 }
 
 // StartPostgres makes a new cluster of databases in a temporary folder, starts its server on
@@ -80,7 +80,7 @@ func (p *Postgres) start(port int) error {
 	}, p.options...)...)
 	command.Dir = p.data()
 	notAsRoot(command)
-	p.process = start(p.t, filepath.Join(p.dir, "log"), command)
+	p.process = Start(p.t, command)
 	p.t.Cleanup(p.Kill)
 	return p.process.until(p.isReady)
 }
@@ -93,7 +93,7 @@ func (p *Postgres) isReady() error {
 		return err
 	}
 	lines := strings.Split(string(text), "\n")
-	if len(lines) < 8 || lines[0] != strconv.Itoa(p.process.command.Process.Pid) || strings.TrimSpace(lines[7]) != "ready" {
+	if len(lines) < 8 || lines[0] != strconv.Itoa(p.process.Command.Process.Pid) || strings.TrimSpace(lines[7]) != "ready" {
 		return fmt.Errorf("it says %q", text)
 	}
 	return nil
@@ -105,7 +105,7 @@ func (p *Postgres) isReady() error {
 func (p *Postgres) Kill() {
 	p.t.Helper()
 	if p.process.running() {
-		p.process.stop(p.t, syscall.SIGQUIT)
+		p.process.Stop(syscall.SIGQUIT)
 	}
 }
 
@@ -149,7 +149,7 @@ max_client_conn = 500
 		command.Dir = dir
 		notAsRoot(command)
 		url = "postgres://postgres@" + address(own) + "/postgres?sslmode=disable"
-		return start(t, filepath.Join(dir, "log"), command).until(func() error { return canConnect(address(own)) })
+		return Start(t, command).until(func() error { return canConnect(address(own)) })
 	})
 	return url
 }

@@ -26,7 +26,7 @@ type Redis struct {
 	program string
 	dir     string
 	options []string // with which it is started again
-	process *process
+	process *Process
 }
 
 // StartRedis starts redis-server (or valkey-server, where only that is installed) on a
@@ -66,7 +66,7 @@ func startRedis(t testing.TB, program string, options ...string) *Redis {
 // while it loads its saved data it is not ready.
 func (r *Redis) start() error {
 	r.t.Helper()
-	r.process = start(r.t, filepath.Join(r.dir, "log"), exec.Command(r.program, r.options...))
+	r.process = Start(r.t, exec.Command(r.program, r.options...))
 	return r.process.until(func() error {
 		_, err := r.Do("PING")
 		if err != nil && strings.HasPrefix(err.Error(), "NO") {
@@ -91,20 +91,20 @@ func (r *Redis) MustDo(args ...string) any {
 }
 
 // Kill ends the server at once.
-func (r *Redis) Kill() { r.process.kill() }
+func (r *Redis) Kill() { r.process.Kill() }
 
 // Pause stops the server in the middle of whatever it does (SIGSTOP): the system goes on
 // accepting connections for it, and nothing answers them.
-func (r *Redis) Pause() { r.t.Helper(); r.process.signal(r.t, pause) }
+func (r *Redis) Pause() { r.t.Helper(); r.process.Signal(pause) }
 
 // Resume lets a server go on that has been paused.
-func (r *Redis) Resume() { r.t.Helper(); r.process.signal(r.t, resume) }
+func (r *Redis) Resume() { r.t.Helper(); r.process.Signal(resume) }
 
 // Restart starts the server again at the same address, after killing it if it still runs,
 // and returns when it answers.
 func (r *Redis) Restart() {
 	r.t.Helper()
-	r.process.kill()
+	r.process.Kill()
 	if err := r.start(); err != nil {
 		r.t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func StartRedisCluster(t testing.TB, options ...string) *RedisCluster {
 		}
 	}
 	for _, node := range c.Nodes {
-		eventually(t, node.process, func() error {
+		node.process.eventually(func() error {
 			info, err := node.Do("CLUSTER", "INFO")
 			if err != nil {
 				return err
@@ -186,12 +186,12 @@ func StartSentinel(t testing.TB) *Sentinel {
 	master := startRedis(t, program, "--repl-diskless-sync-delay", "0")
 	host, port := hostPort(master.Addr)
 	replica := startRedis(t, program, "--repl-diskless-sync-delay", "0", "--replicaof", host+" "+port)
-	eventually(t, replica.process, func() error {
+	replica.process.eventually(func() error {
 		return says(replica.Addr, "master_link_status:up", "INFO", "replication")
 	})
 
 	s := &Sentinel{Master: "leader", Servers: []*Redis{master, replica}, t: t}
-	var processes []*process
+	var processes []*Process
 	for range 3 {
 		dir, own := tempDir(t), FreePort(t)
 		file := filepath.Join(dir, "sentinel.conf") // A sentinel writes to it what it learns.
@@ -202,10 +202,10 @@ func StartSentinel(t testing.TB) *Sentinel {
 			t.Fatal(err)
 		}
 		s.Addrs = append(s.Addrs, address(own))
-		processes = append(processes, start(t, filepath.Join(dir, "log"), exec.Command(program, file, "--sentinel")))
+		processes = append(processes, Start(t, exec.Command(program, file, "--sentinel")))
 	}
 	for i, addr := range s.Addrs {
-		eventually(t, processes[i], func() error { return knowsAll(addr, s.Master) })
+		processes[i].eventually(func() error { return knowsAll(addr, s.Master) })
 	}
 	return s
 }

@@ -5,7 +5,6 @@
 package servers
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -128,31 +127,4 @@ func tempDir(t testing.TB) string {
 		}
 	})
 	return dir
-}
-
-// eventually calls is until it returns nil, and fails the test with its last error if
-// that takes too long, or at once if the process has ended.
-func eventually(t testing.TB, p *process, is func() error) {
-	t.Helper()
-	if err := p.until(is); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// until calls is until it returns nil. It returns an error if that takes too long, or the
-// process has ended.
-func (p *process) until(is func() error) error {
-	began := time.Now()
-	for {
-		err := is()
-		switch {
-		case err == nil:
-			return nil
-		case !p.running():
-			return fmt.Errorf("%s has ended: %s", p.name, p.output())
-		case time.Since(began) > patience:
-			return fmt.Errorf("%s is not ready after %v: %w\n%s", p.name, patience, err, p.output())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }

@@ -47,6 +47,22 @@ func TestAMissingProgramSkipsTheTestOrFailsIt(t *testing.T) {
 	require.NotEmpty(t, servers.Need(t, "every system has it", "no-such-program", "go"))
 }
 
+// A test must not wait in vain for a program that has ended, nor overlook what it has said last.
+func TestAProcessThatHasEndedFailsWhoWaitsForIt(t *testing.T) {
+	r := &recorder{TB: t}
+	p := servers.Start(r, exec.Command("sh", "-c", "echo first; echo last >&2; exit 3"))
+	require.Equal(t, 3, p.Wait())
+	p.Says("first\nlast\n")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.Says("more")
+	}()
+	realtime.Next(t, done)
+	require.True(t, r.failed)
+	require.Contains(t, r.said, "sh has ended: never: it says more\nfirst\nlast\n")
+}
+
 // A test that panics or is killed runs no cleanup.
 func TestServersEndWithATestThatIsKilled(t *testing.T) {
 	if file := os.Getenv("SERVERS_TEST_ADDRESS"); file != "" {
@@ -92,6 +108,8 @@ func (r *recorder) Skipf(format string, args ...any) {
 	r.skipped, r.said = true, fmt.Sprintf(format, args...)
 	runtime.Goexit()
 }
+
+func (r *recorder) Fatal(args ...any) { r.Fatalf("%s", fmt.Sprint(args...)) }
 
 func (r *recorder) Fatalf(format string, args ...any) {
 	r.failed, r.said = true, fmt.Sprintf(format, args...)

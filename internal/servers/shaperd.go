@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // BuildShaperd builds the command shaperd of this tree, and returns its path. The folder in which it is
@@ -40,30 +39,32 @@ func exists(file string) bool {
 	return err == nil
 }
 
+// Shaperd returns a command of shaperd, which has a folder of its own for all that it may write, and is started in it.
+func Shaperd(t testing.TB, program string, args ...string) *exec.Cmd {
+	t.Helper()
+	command := exec.Command(program, args...)
+	command.Dir = t.TempDir()
+	command.Env = append(os.Environ(), "HOME="+command.Dir, "TMPDIR="+command.Dir, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=")
+	return command
+}
+
 // A Gateway is a shaperd llm.
 type Gateway struct {
-	URL     string
-	usage   string // the file of its usage log
-	process *process
+	*Process
+	URL   string
+	usage string // the file of its usage log
 }
 
 // StartLLM starts shaperd llm with more options, on a free port and without a page, and returns when it takes connections. It is killed
 // when the test ends.
 func StartLLM(t testing.TB, program, upstream, provider, options string) *Gateway {
 	t.Helper()
-	home := t.TempDir()
-	addr := fmt.Sprintf("127.0.0.1:%d", FreePort(t))
-	usage := filepath.Join(home, "usage.log")
+	addr := address(FreePort(t))
+	usage := filepath.Join(t.TempDir(), "usage.log")
 	args := []string{"llm", "--listen", addr, "--page", "off", "--upstream", upstream, "--provider", provider, "--usage", usage}
-	command := exec.Command(program, append(args, strings.Fields(options)...)...)
-	command.Env = append(os.Environ(), "HOME="+home, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=")
-	p := start(t, filepath.Join(home, "log"), command)
-	for deadline := time.Now().Add(patience); canConnect(addr) != nil; time.Sleep(20 * time.Millisecond) {
-		if !p.running() || time.Now().After(deadline) {
-			t.Fatalf("shaperd llm does not answer at %s:\n%s", addr, p.output())
-		}
-	}
-	return &Gateway{"http://" + addr, usage, p}
+	p := Start(t, Shaperd(t, program, append(args, strings.Fields(options)...)...))
+	p.eventually(func() error { return canConnect(addr) })
+	return &Gateway{p, "http://" + addr, usage}
 }
 
 // A Used is a line of the usage log of a Gateway, as far as tests look at it.
@@ -77,38 +78,28 @@ type Used struct {
 // Usage returns the lines of the usage log as soon as there are so many, which is soon after the calls have ended.
 func (g *Gateway) Usage(t testing.TB, atLeast int) (all []Used) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		text, err := os.ReadFile(g.usage)
-		if err == nil && strings.Count(string(text), "\n") >= atLeast {
-			for line := range strings.Lines(string(text)) {
-				var used Used
-				if err := json.Unmarshal([]byte(line), &used); err != nil {
-					t.Fatalf("%v: %s", err, line)
-				}
-				all = append(all, used)
-			}
-			return all
+	var text []byte
+	g.eventually(func() (err error) {
+		text, err = os.ReadFile(g.usage)
+		if err == nil && strings.Count(string(text), "\n") < atLeast {
+			return fmt.Errorf("fewer than %d calls in the usage log: %s", atLeast, text)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("fewer than %d calls in the usage log: %v, %s", atLeast, err, text)
+		return err
+	})
+	for line := range strings.Lines(string(text)) {
+		var used Used
+		if err := json.Unmarshal([]byte(line), &used); err != nil {
+			t.Fatalf("%v: %s", err, line)
 		}
+		all = append(all, used)
 	}
-}
-
-// Log returns what the gateway has logged.
-func (g *Gateway) Log(t testing.TB) string {
-	t.Helper()
-	text, err := os.ReadFile(g.process.log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return all
 }
 
 // Memory returns how much memory the gateway has, in bytes (VmRSS of Linux). Elsewhere the test is skipped.
 func (g *Gateway) Memory(t testing.TB) (bytes int64) {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", g.process.command.Process.Pid))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", g.Command.Process.Pid))
 	if err != nil {
 		t.Skip("the memory of a process is asked of Linux: ", err)
 	}

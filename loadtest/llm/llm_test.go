@@ -9,7 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -164,7 +163,7 @@ func TestAProviderIsKilled(t *testing.T) {
 		})
 	}
 	begun.Wait()
-	require.NoError(t, provider.Process.Kill())
+	provider.Kill()
 	killed := time.Now()
 	all.Wait()
 	require.Less(t, time.Since(killed), 5*time.Second)
@@ -174,11 +173,11 @@ func TestAProviderIsKilled(t *testing.T) {
 	for _, l := range gateway.Usage(t, calls+1) {
 		require.Nil(t, l.Actual, "the estimates stand")
 	}
-	said := strings.Count(gateway.Log(t), "an answer has broken off, or its caller has gone, and the estimate stands")
+	said := strings.Count(gateway.Output(), "an answer has broken off, or its caller has gone, and the estimate stands")
 	require.Positive(t, said)
 	require.LessOrEqual(t, said, 1+int(time.Since(killed)/time.Second), "a line a second, and not one for each call")
 
-	_ = startProvider(t, addr)
+	startProvider(t, addr)
 	status, err = call(func(body io.Reader) error {
 		_, err := io.ReadFull(body, make([]byte, 100))
 		return err
@@ -187,20 +186,10 @@ func TestAProviderIsKilled(t *testing.T) {
 	require.Equal(t, http.StatusOK, status)
 }
 
-// startProvider starts this program as a provider, and returns when it takes connections. It is killed when the test ends.
-func startProvider(t *testing.T, addr string) *exec.Cmd {
+// startProvider starts this program as a provider, and returns when it takes connections. It ends with the test.
+func startProvider(t *testing.T, addr string) *servers.Process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), providerAt+"="+addr)
-	cmd.Stderr = os.Stderr
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // It may have been killed.
-		_ = cmd.Wait()
-	})
-	require.Eventually(t, func() bool {
-		conn, err := net.Dial("tcp", addr)
-		return err == nil && conn.Close() == nil
-	}, 30*time.Second, 20*time.Millisecond)
-	return cmd
+	return servers.Listening(t, addr, cmd)
 }

@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/exec"
+	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,52 +15,31 @@ import (
 	"example.com/leakybucket/internal/servers"
 )
 
-// A process is a shaperd that runs.
-type process struct {
-	url   string
-	cmd   *exec.Cmd
-	ended chan struct{} // closed when it has ended
+// A front is a shaperd that runs.
+type front struct {
+	*servers.Process
+	url string
 }
 
-// start starts a shaperd with the Caddyfile, and returns when it answers. It is killed at
-// the end of the test.
-func start(t *testing.T, program string, redis *servers.Redis, backend *httptest.Server) *process {
+// start starts a shaperd with the Caddyfile, and returns when it answers.
+func start(t *testing.T, program string, redis *servers.Redis, backend *httptest.Server) front {
 	t.Helper()
 	port := servers.FreePort(t)
-	p := &process{url: fmt.Sprintf("http://127.0.0.1:%d", port), cmd: exec.Command(program, "run", "--config", "Caddyfile"), ended: make(chan struct{})}
-	home := t.TempDir()
-	p.cmd.Env = append(os.Environ(), "HOME="+home, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=",
-		fmt.Sprintf("FRONT_PORT=%d", port), "REDIS="+redis.Addr, "UPSTREAM="+backend.Listener.Addr().String())
-	var log strings.Builder // read when the process has ended
-	p.cmd.Stderr = &log
-	require.NoError(t, p.cmd.Start())
-	go func() {
-		defer close(p.ended)
-		_ = p.cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		p.kill()
-		if t.Failed() {
-			text := log.String()
-			t.Logf("%s:\n%s", p.url, text[max(0, len(text)-4096):])
+	caddyfile, err := filepath.Abs("Caddyfile")
+	require.NoError(t, err)
+	command := servers.Shaperd(t, program, "run", "--config", caddyfile)
+	command.Env = append(command.Env, fmt.Sprintf("FRONT_PORT=%d", port), "REDIS="+redis.Addr, "UPSTREAM="+backend.Listener.Addr().String())
+	f := front{servers.Start(t, command), fmt.Sprintf("http://127.0.0.1:%d", port)}
+	f.Until(func() bool {
+		answer, err := http.Get(f.url)
+		if err != nil {
+			return false
 		}
-	})
-	const patience = 30 * time.Second
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		answer, err := http.Get(p.url)
-		if err == nil {
-			require.NoError(t, answer.Body.Close())
-			require.Equal(t, http.StatusOK, answer.StatusCode)
-			return p
-		}
-		require.True(t, time.Now().Before(deadline), "shaperd does not answer: %v", err)
-	}
-}
-
-// kill ends the process at once, as a machine that fails does.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill()
-	<-p.ended
+		require.NoError(t, answer.Body.Close())
+		require.Equal(t, http.StatusOK, answer.StatusCode)
+		return true
+	}, "it answers")
+	return f
 }
 
 // An upstream notes when requests come.

@@ -82,7 +82,7 @@ func TestTheLimitHoldsWhileServersDie(t *testing.T) {
 			case "/redis/start":
 				redis.Restart()
 			case "/shaperd/kill":
-				second.kill()
+				second.Kill()
 			default:
 				require.Fail(t, "k6 orders what nobody knows", order)
 			}
