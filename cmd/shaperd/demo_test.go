@@ -2,21 +2,22 @@ package main_test
 
 import (
 	"bufio"
-	"io/fs"
 	"net"
 	"net/http"
-	"path/filepath"
+	"os"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
 )
 
 // A demo is a demonstration that serves, with the addresses that it has printed.
 type demo struct {
-	*process
+	*servers.Process
 	front, page, upstream string
 }
 
@@ -24,13 +25,13 @@ var printed = regexp.MustCompile(`(front|page|upstream) +(http://127\.0\.0\.1:\d
 
 func startDemo(t *testing.T) demo {
 	t.Helper()
-	d := demo{process: start(t)}
-	d.until(func() bool { return strings.Contains(d.out.String(), "shaperd run\n") }, "the demonstration says how to go on")
+	d := demo{Process: start(t)}
+	d.Says("shaperd run\n")
 	urls := map[string]string{}
-	for _, found := range printed.FindAllStringSubmatch(d.out.String(), -1) {
+	for _, found := range printed.FindAllStringSubmatch(d.Output(), -1) {
 		urls[found[1]] = found[2]
 	}
-	require.Len(t, urls, 3, d.out)
+	require.Len(t, urls, 3, d.Output())
 	d.front, d.page, d.upstream = urls["front"], urls["page"], urls["upstream"]
 	return d
 }
@@ -46,7 +47,7 @@ func TestTheDemonstrationShowsWhatTheShaperIsFor(t *testing.T) {
 	require.Contains(t, mustGet(t, d.page+"/api/buckets").body, `"departed":30`)
 
 	// Without the shaper the upstream must break down. A slow client may spread its requests.
-	d.until(func() bool {
+	d.Until(func() bool {
 		got := getAll(100, d.upstream)()
 		return got[http.StatusOK] < 100 && !strings.Contains(mustGet(t, d.upstream+"/upstream").body, "broke down 0")
 	}, "the upstream breaks down")
@@ -64,17 +65,10 @@ func TestTheDemonstrationLeavesAnotherCaddyAlone(t *testing.T) {
 	d := startDemo(t)
 	require.Equal(t, http.StatusOK, mustGet(t, d.front).status)
 	require.Equal(t, http.StatusOK, mustGet(t, d.page).status)
-	d.interrupt(syscall.SIGINT)
-	require.Zero(t, d.wait())
-	for _, dir := range []string{d.home, d.tmp} {
-		require.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-			if path != dir {
-				require.NoError(t, err)
-				require.Fail(t, "there is a new file", path)
-			}
-			return err
-		}))
-	}
+	require.Zero(t, d.Stop(syscall.SIGINT))
+	files, err := os.ReadDir(d.Command.Dir)
+	require.NoError(t, err)
+	require.Empty(t, files, "there are new files")
 }
 
 func TestCtrlCServesThoseInLine(t *testing.T) {
@@ -83,7 +77,7 @@ func TestCtrlCServesThoseInLine(t *testing.T) {
 	// before all have come, more are sent.
 	var statuses []func() map[int]int
 	sent := 0
-	d.until(func() bool {
+	d.Until(func() bool {
 		now := bucketAt(t, d.page+"/api/buckets/demo/127.0.0.1")
 		if now.Waiting+now.Departed < sent {
 			return false
@@ -103,12 +97,12 @@ func TestCtrlCServesThoseInLine(t *testing.T) {
 	_, err = first.ReadString('\n')
 	require.NoError(t, err)
 
-	d.interrupt(syscall.SIGINT)
+	d.Signal(syscall.SIGINT)
 	for _, of := range statuses {
 		require.Equal(t, map[int]int{http.StatusOK: 40}, of())
 	}
-	require.Zero(t, d.wait())
-	require.NotContains(t, d.log.String(), "timeout")
+	require.Zero(t, d.Wait())
+	require.NotContains(t, d.Output(), "timeout")
 }
 
 func TestTheCaddyfileOfTheDemonstrationIsOneToBeginWith(t *testing.T) {

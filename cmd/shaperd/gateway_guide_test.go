@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
 )
 
 // Each command of the page for operators of the gateway is read, and says as a Caddyfile what it would serve. The options that the page names
@@ -21,14 +23,14 @@ func TestTheCommandsOfTheGatewaysGuideAreRead(t *testing.T) {
 		if strings.Contains(c[1], "--demo") {
 			continue // It serves at once: see TestTheDemonstrationOfTheGatewayShowsTeamsThatTakeTurns.
 		}
-		p := start(t, append(args, "--print")...)
-		require.Zero(t, p.wait(), "%s\n%s", c[1], p.log)
-		require.Contains(t, p.out.String(), "quota "+args[2], c[1])
+		printed, err := servers.Shaperd(t, program, append(args, "--print")...).Output() // It may go into a file.
+		require.NoError(t, err, c[1])
+		require.Contains(t, string(printed), "quota "+args[2], c[1])
 	}
 
-	help := start(t, "help", "llm")
-	require.Zero(t, help.wait())
+	status, help := do(t, "help", "llm")
+	require.Zero(t, status)
 	for _, option := range regexp.MustCompile("`(--[a-z-]+)").FindAllStringSubmatch(string(text), -1) {
-		require.Contains(t, help.out.String(), option[1]+" ", "docs/gateway.md")
+		require.Contains(t, help, option[1]+" ", "docs/gateway.md")
 	}
 }

@@ -27,11 +27,11 @@ func TestTheCaddyfilesOfTheGuideAreAdapted(t *testing.T) {
 	found := block.FindAllStringSubmatch(string(text), -1)
 	require.Len(t, found, 8)
 	for _, b := range found {
-		p := start(t, "adapt", "--config", writeFile(t, "Caddyfile", b[1]))
-		require.Zero(t, p.wait(), "%s\n%s", b[1], p.log)
-		require.Contains(t, p.out.String(), `"handler":"shape"`, b[1])
-		require.NotContains(t, p.log.String(), `"level":"warn"`, b[1])
-		require.NotContains(t, p.log.String(), `"level":"error"`, b[1])
+		status, text := do(t, "adapt", "--config", writeFile(t, "Caddyfile", b[1]))
+		require.Zero(t, status, "%s\n%s", b[1], text)
+		require.Contains(t, text, `"handler":"shape"`, b[1])
+		require.NotContains(t, text, `"level":"warn"`, b[1])
+		require.NotContains(t, text, `"level":"error"`, b[1])
 	}
 }
 
@@ -130,5 +130,5 @@ func TestTheChangeOfTheGuideIsMade(t *testing.T) {
 	a, err = send("POST", "http://"+admin+"/shape/api/limits", change[1], fields...)
 	require.NoError(t, err)
 	require.Equal(t, 200, a.status, a.body)
-	p.until(func() bool { return mustGet(t, url).status == 200 }, "the limits of the change are in force")
+	p.Until(func() bool { return mustGet(t, url).status == 200 }, "the limits of the change are in force")
 }

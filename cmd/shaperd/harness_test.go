@@ -14,13 +14,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -54,50 +52,24 @@ func buildAndRun(m *testing.M) int {
 	return m.Run()
 }
 
-// A process is a shaperd that runs, with a home of its own.
-type process struct {
-	t    *testing.T
-	cmd  *exec.Cmd
-	home string // HOME, and the folder in which it was started
-	tmp  string // TMPDIR
-	out  *servers.Output
-	log  *servers.Output
-
-	ended chan struct{} // closed when it has ended
-}
-
-// start starts shaperd. It is killed at the end of the test, if it runs then.
-func start(t *testing.T, args ...string) *process {
+// start starts shaperd in a folder of its own. It is killed at the end of the test, if it runs then.
+func start(t *testing.T, args ...string) *servers.Process {
 	t.Helper()
-	p := &process{t: t, cmd: exec.Command(program, args...), home: t.TempDir(), tmp: t.TempDir(), out: &servers.Output{}, log: &servers.Output{}, ended: make(chan struct{})}
-	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = p.home, p.out, p.log
-	p.cmd.Env = append(os.Environ(), "HOME="+p.home, "TMPDIR="+p.tmp, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=")
-	require.NoError(t, p.cmd.Start())
-	go func() {
-		defer close(p.ended)
-		_ = p.cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		p.kill()
-		if t.Failed() {
-			t.Logf("shaperd %s\n%s%s", strings.Join(args, " "), p.out, p.log)
-		}
-	})
-	return p
+	return servers.Start(t, servers.Shaperd(t, program, args...))
 }
 
 // serve is run with a Caddyfile that is written first.
-func serve(t *testing.T, caddyfile string) *process {
+func serve(t *testing.T, caddyfile string) *servers.Process {
 	t.Helper()
 	return run(t, writeFile(t, "Caddyfile", caddyfile))
 }
 
 // run starts shaperd with a configuration, and returns when that is in force: its servers
 // answer earlier, while pages show no lines and no levels are restored yet.
-func run(t *testing.T, file string) *process {
+func run(t *testing.T, file string) *servers.Process {
 	t.Helper()
 	p := start(t, "run", "--config", file)
-	p.until(func() bool { return strings.Contains(p.log.String(), "serving initial configuration") }, "the configuration is in force")
+	p.Says("serving initial configuration")
 	return p
 }
 
@@ -105,47 +77,7 @@ func run(t *testing.T, file string) *process {
 func do(t *testing.T, args ...string) (status int, text string) {
 	t.Helper()
 	p := start(t, args...)
-	return p.wait(), p.out.String() + p.log.String()
-}
-
-// until waits until a condition holds while the process runs.
-func (p *process) until(is func() bool, what string) {
-	p.t.Helper()
-	realtime.Until(p.t, func() bool {
-		if is() {
-			return true
-		}
-		select {
-		case <-p.ended:
-			require.FailNow(p.t, "shaperd has ended", "never: %s", what)
-		default:
-		}
-		return false
-	}, what)
-}
-
-// interrupt sends a signal.
-func (p *process) interrupt(s syscall.Signal) {
-	p.t.Helper()
-	require.NoError(p.t, p.cmd.Process.Signal(s))
-}
-
-// kill ends the process at once, if it runs, and returns when it has ended.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // It may have ended.
-	<-p.ended
-}
-
-// wait returns the status with which the process ends.
-func (p *process) wait() int {
-	p.t.Helper()
-	select {
-	case <-p.ended:
-		return p.cmd.ProcessState.ExitCode()
-	case <-time.After(patience):
-		require.FailNow(p.t, "shaperd does not end")
-		return -1
-	}
+	return p.Wait(), p.Output()
 }
 
 // writeFile writes a file into a folder of its own, and returns its path.

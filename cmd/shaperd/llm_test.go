@@ -148,7 +148,7 @@ func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
 	listen, page := freeAddress(t), freeAddress(t)
 	p := start(t, "llm", "--upstream", upstream.URL, "--provider", "openai-compatible", "--tokens", "90000", "--key-env", "A_KEY", "--teams", teams,
 		"--listen", listen, "--page", page, "--usage", usage, "--team-metrics", "3")
-	p.until(func() bool { return strings.Contains(p.out.String(), "take turns") }, "the gateway serves")
+	p.Says("take turns")
 
 	body := `{"model":"m-1","max_tokens":50,"messages":[{"role":"user","content":"a prompt"}]}`
 	a, err := send(http.MethodPost, "http://"+listen+"/v1/chat/completions", body, "Authorization", "Bearer a token", "Content-Type", "application/json")
@@ -167,8 +167,7 @@ func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
 	require.Contains(t, mustGet(t, "http://"+page).body, "<table")
 	require.Contains(t, mustGet(t, "http://"+page+"/metrics").body, `team="gold"`)
 
-	p.interrupt(syscall.SIGINT)
-	require.Zero(t, p.wait())
+	require.Zero(t, p.Stop(syscall.SIGINT))
 	text, err := os.ReadFile(usage)
 	require.NoError(t, err)
 	first, _, _ := strings.Cut(string(text), "\n")
@@ -184,7 +183,7 @@ func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
 	require.Equal(t, 4, record.Actual.Output)
 	require.Equal(t, http.StatusOK, record.Status)
 	for _, secret := range []string{"a prompt", "a token", "the key"} {
-		require.NotContains(t, string(text)+p.log.String(), secret)
+		require.NotContains(t, string(text)+p.Output(), secret)
 	}
 }
 
@@ -199,11 +198,11 @@ func TestTheLogOfTheGatewayHasNoKeys(t *testing.T) {
 	defer upstream.Close()
 	listen := freeAddress(t)
 	p := start(t, "llm", "--upstream", upstream.URL, "--provider", "gemini", "--requests", "600", "--listen", listen, "--page", "off")
-	p.until(func() bool { return strings.Contains(p.out.String(), "take turns") }, "the gateway serves")
+	p.Says("take turns")
 	_, _ = send(http.MethodPost, "http://"+listen+"/v1/models/m:generateContent?alt=sse&key=secret-1", "{}",
 		"Authorization", "Bearer secret-2", "X-Api-Key", "secret-3", "X-Goog-Api-Key", "secret-4", "Api-Key", "secret-5") // It breaks off.
-	p.until(func() bool { return strings.Contains(p.log.String(), "generateContent?alt=sse") }, "Caddy logs the call")
-	require.NotContains(t, p.log.String(), "secret-")
+	p.Says("generateContent?alt=sse")
+	require.NotContains(t, p.Output(), "secret-")
 }
 
 var (
@@ -217,18 +216,18 @@ func TestTheDemonstrationOfTheGatewayShowsTeamsThatTakeTurns(t *testing.T) {
 		t.Run(provider, func(t *testing.T) {
 			t.Parallel()
 			p := start(t, "llm", "--demo", "--provider", provider, "--listen", freeAddress(t), "--page", freeAddress(t))
-			p.until(func() bool { return strings.Contains(p.out.String(), "Your own:") }, "the demonstration says how to go on")
+			p.Says("Your own:")
 			urls := map[string]string{}
-			for _, found := range printedGateway.FindAllStringSubmatch(p.out.String(), -1) {
+			for _, found := range printedGateway.FindAllStringSubmatch(p.Output(), -1) {
 				urls[found[1]] = found[2]
 			}
-			require.Len(t, urls, 2, p.out)
-			p.until(func() bool {
+			require.Len(t, urls, 2, p.Output())
+			p.Until(func() bool {
 				body := mustGet(t, urls["page"]+"/api/buckets").body
 				return regexp.MustCompile(`"waiting":[1-9]\d`).MatchString(body)
 			}, "many wait")
 
-			lines := printedCurl.FindAllStringSubmatch(p.out.String(), -1)
+			lines := printedCurl.FindAllStringSubmatch(p.Output(), -1)
 			require.Len(t, lines, 2)
 			if _, err := exec.LookPath("curl"); err == nil {
 				for _, line := range lines {
@@ -237,8 +236,7 @@ func TestTheDemonstrationOfTheGatewayShowsTeamsThatTakeTurns(t *testing.T) {
 					require.NotContains(t, string(text), `"error"`)
 				}
 			}
-			p.interrupt(syscall.SIGINT)
-			require.Zero(t, p.wait())
+			require.Zero(t, p.Stop(syscall.SIGINT))
 		})
 	}
 }

@@ -74,10 +74,10 @@ func TestMetricsTellThatChangedRulesAreNotInForce(t *testing.T) {
 	require.NotRegexp(t, successful+`\{rule="other"`, mustGet(t, s.url+"/metrics").body, "its limits are in no file")
 
 	require.NoError(t, os.WriteFile(rules, []byte("default: 1/parsec\n"), 0o600))
-	s.until(func() bool { return value(successful) == 0 }, "the change has failed")
+	s.Until(func() bool { return value(successful) == 0 }, "the change has failed")
 	require.Equal(t, loaded, value(at))
 	require.NoError(t, os.WriteFile(rules, []byte("default: 1000/s burst 2000\n"), 0o600))
-	s.until(func() bool { return value(successful) == 1 }, "the next change is in force")
+	s.Until(func() bool { return value(successful) == 1 }, "the next change is in force")
 	require.Greater(t, value(at), loaded)
 
 	alerts, err := os.ReadFile("../../deploy/rules.yml")

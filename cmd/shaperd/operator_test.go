@@ -43,7 +43,7 @@ func startUpstream(t *testing.T) *upstream {
 
 // A site is a shaperd with one site in front of an upstream.
 type site struct {
-	*process
+	*servers.Process
 	url string
 }
 
@@ -107,7 +107,7 @@ func servesAnOperator(t *testing.T, last bool) bool {
 	).Replace(operators)
 	p := serve(t, caddyfile)
 	shop := trusting(t, p, front)
-	p.until(func() bool { // It has a certificate, and a connection to the store.
+	p.Until(func() bool { // It has a certificate, and a connection to the store.
 		r, err := shop.Get("https://shop.example/ready")
 		return err == nil && r.Body.Close() == nil && r.StatusCode == admitted
 	}, "it is ready")
@@ -134,7 +134,7 @@ func servesAnOperator(t *testing.T, last bool) bool {
 	}
 	if !slices.Equal(want, got) && longest > callTimeout*4/5 && !last {
 		t.Logf("%v, but a request took %v", got, longest)
-		p.kill()
+		p.Kill()
 		return false
 	}
 	require.Equal(t, want, got)
@@ -145,11 +145,10 @@ func servesAnOperator(t *testing.T, last bool) bool {
 	require.NotEmpty(t, redis.MustDo("KEYS", "*shop.example*"))
 
 	require.NoError(t, os.WriteFile(rules, []byte("default: 1000/s burst 100\nlimits:\n  GET %2Forders: 1/h burst 3\n"), 0o600))
-	p.until(func() bool { return get("/orders").StatusCode == admitted }, "a request leaves")
+	p.Until(func() bool { return get("/orders").StatusCode == admitted }, "a request leaves")
 	require.Equal(t, refused, get("/orders").StatusCode)
 
-	p.interrupt(syscall.SIGTERM)
-	require.Zero(t, p.wait())
+	require.Zero(t, p.Stop(syscall.SIGTERM))
 	saved, err := os.ReadFile(state)
 	require.NoError(t, err)
 	require.Contains(t, string(saved), "shop.example")
@@ -158,11 +157,11 @@ func servesAnOperator(t *testing.T, last bool) bool {
 
 // trusting returns a client that finds every host at an address, and believes the
 // certificates that a process has made for itself.
-func trusting(t *testing.T, p *process, address string) *http.Client {
+func trusting(t *testing.T, p *servers.Process, address string) *http.Client {
 	t.Helper()
 	roots := x509.NewCertPool()
-	root := filepath.Join(p.home, ".local", "share", "caddy", "pki", "authorities", "local", "root.crt")
-	p.until(func() bool {
+	root := filepath.Join(p.Command.Dir, ".local", "share", "caddy", "pki", "authorities", "local", "root.crt")
+	p.Until(func() bool {
 		text, err := os.ReadFile(root)
 		return err == nil && roots.AppendCertsFromPEM(text)
 	}, "it has a root certificate")

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
 )
 
 // shop is a Caddyfile with two limits, the page below a path of the front, and a token. It
@@ -48,16 +50,17 @@ http://:{$PORT:%[2]s} {
 
 // A shopServer is a shaperd that serves shop.
 type shopServer struct {
-	*process
+	*servers.Process
+	t                  *testing.T
 	file, admin, front string
 }
 
 func serveShop(t *testing.T) shopServer {
 	t.Helper()
 	admin, front := freeAddress(t), freeAddress(t)
-	s := shopServer{admin: "http://" + admin, front: "http://" + front}
+	s := shopServer{t: t, admin: "http://" + admin, front: "http://" + front}
 	s.file = writeFile(t, "Caddyfile", fmt.Sprintf(shop, admin, port(t, front)[1:]))
-	s.process = run(t, s.file)
+	s.Process = run(t, s.file)
 	return s
 }
 
@@ -142,8 +145,8 @@ func onlyNamedHostsAndTheAdminEndpointMayLook(t *testing.T, s shopServer) {
 	require.Equal(t, http.StatusUnauthorized, post(s.front+"/shaper", "Authorization", "Bearer wrong"))
 	require.Equal(t, http.StatusOK, post(s.front+"/shaper", "Authorization", "Bearer open-sesame-open-sesame"))
 	require.Equal(t, http.StatusOK, post(s.admin+"/shape"), "whoever may replace the whole configuration needs no token")
-	s.until(func() bool { return strings.Contains(s.log.String(), "a bucket was changed") }, "the log tells of the change")
-	require.NotContains(t, s.log.String(), "open-sesame-open-sesame\"", "the token is a secret")
+	s.Says("a bucket was changed")
+	require.NotContains(t, s.Output(), "open-sesame-open-sesame\"", "the token is a secret")
 }
 
 func TestThePageFollowsReloads(t *testing.T) {

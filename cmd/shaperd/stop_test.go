@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
 )
 
 // stopping is a Caddyfile with a line that nobody leaves, and time for load balancers. It
@@ -31,9 +33,9 @@ http://%[2]s {
 
 func TestALoadBalancerIsToldBeforeTheLineDrains(t *testing.T) {
 	t.Parallel()
-	for name, stop := range map[string]func(*testing.T, *process, string){
-		"SIGTERM": func(_ *testing.T, p *process, _ string) { p.interrupt(syscall.SIGTERM) },
-		"stop":    func(t *testing.T, _ *process, admin string) { start(t, "stop", "--address", admin) }, // It ends after p.
+	for name, stop := range map[string]func(*testing.T, *servers.Process, string){
+		"SIGTERM": func(_ *testing.T, p *servers.Process, _ string) { p.Signal(syscall.SIGTERM) },
+		"stop":    func(t *testing.T, _ *servers.Process, admin string) { start(t, "stop", "--address", admin) }, // It ends after p.
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -46,7 +48,7 @@ func TestALoadBalancerIsToldBeforeTheLineDrains(t *testing.T) {
 
 // tellsLoadBalancers stops a process while a line is in it, and asks it what load balancers ask.
 // It returns false if the test had not asked all before the delay of the end was over.
-func tellsLoadBalancers(t *testing.T, delay time.Duration, stop func(*testing.T, *process, string)) bool {
+func tellsLoadBalancers(t *testing.T, delay time.Duration, stop func(*testing.T, *servers.Process, string)) bool {
 	t.Helper()
 	const inLine = 50
 	admin, front := freeAddress(t), freeAddress(t)
@@ -66,7 +68,7 @@ func tellsLoadBalancers(t *testing.T, delay time.Duration, stop func(*testing.T,
 		return is.Waiting
 	}
 	statuses := getAll(1+inLine, "http://"+front)
-	p.until(func() bool { return waiting() == inLine }, "all wait")
+	p.Until(func() bool { return waiting() == inLine }, "all wait")
 	// Somebody who looks on must not keep the process from ending in good order.
 	stream, err := client.Get("http://" + admin + "/shape/api/events")
 	require.NoError(t, err)
@@ -77,7 +79,7 @@ func tellsLoadBalancers(t *testing.T, delay time.Duration, stop func(*testing.T,
 	isOver := func() bool { return time.Since(stopped) > delay*3/4 }
 	stop(t, p, admin)
 	last := func(url string) (a answer) {
-		p.until(func() bool {
+		p.Until(func() bool {
 			a, err = get(url)
 			return err == nil && a.status == http.StatusServiceUnavailable || isOver()
 		}, "it says that it is not ready")
@@ -85,7 +87,7 @@ func tellsLoadBalancers(t *testing.T, delay time.Duration, stop func(*testing.T,
 	}
 	byFront, byAdmin := last(ready), last(told)
 	late := getAll(1, "http://"+front)
-	p.until(func() bool { return waiting() == inLine+1 || isOver() }, "one more waits")
+	p.Until(func() bool { return waiting() == inLine+1 || isOver() }, "one more waits")
 	// They leave after all that, and go on leaving when the delay is over.
 	faster, err := send(http.MethodPost, "http://"+admin+"/shape/api/limits",
 		`{"source":"line","key":"127.0.0.1","limits":"10/s depth 100","for":"1h"}`, "Content-Type", "application/json")
@@ -100,6 +102,6 @@ func tellsLoadBalancers(t *testing.T, delay time.Duration, stop func(*testing.T,
 
 	require.Equal(t, map[int]int{http.StatusOK: 1 + inLine}, statuses())
 	require.Equal(t, map[int]int{http.StatusOK: 1}, late(), "until the delay is over, requests are taken as before")
-	require.Zero(t, p.wait())
+	require.Zero(t, p.Wait())
 	return true
 }
