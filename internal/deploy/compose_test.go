@@ -13,12 +13,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v4"
 
-	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -123,17 +121,13 @@ func TestImageIsBuiltByTheToolchainOfTheWorkspace(t *testing.T) {
 	require.Contains(t, read(t, "Dockerfile"), "\nFROM golang:"+string(toolchain[1])+" AS build\n")
 }
 
-// patience is for what should have happened long before.
-const patience = 30 * time.Second
-
 // A shaperd is a process that runs with the Caddyfile of compose.yaml.
 type shaperd struct {
-	*exec.Cmd
+	*servers.Process
+	command              *exec.Cmd
 	front, page, metrics string // URLs
 	data                 string // its folder
 	serves               int    // the status of a request that the upstream has answered
-	log                  *servers.Output
-	ended                chan error
 }
 
 // settle gives a command its environment: addresses of this machine, where compose.yaml has
@@ -147,35 +141,19 @@ func settle(t *testing.T, cmd *exec.Cmd, redis *servers.Redis, upstream string) 
 		"SHAPERD_STORE=redis://"+redis.Addr, "SHAPERD_UPSTREAM="+strings.TrimPrefix(upstream, "http://"),
 		"SHAPERD_DELAY=10ms", "SHAPERD_GRACE=20s")
 	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
-	return &shaperd{Cmd: cmd, serves: http.StatusOK, front: url(front), page: url(page), metrics: url(metrics), log: &servers.Output{}, ended: make(chan error, 1)}
+	return &shaperd{command: cmd, serves: http.StatusOK, front: url(front), page: url(page), metrics: url(metrics)}
 }
 
 // run starts the process, and returns when it serves.
 func (s *shaperd) run(t *testing.T) {
-	s.Stdout, s.Stderr = s.log, s.log
-	require.NoError(t, s.Start())
-	t.Cleanup(func() {
-		_ = s.Process.Kill() // It has ended already, unless the test has failed.
-		if t.Failed() {
-			t.Log(s.log)
-		}
-	})
-	go func() { s.ended <- s.Wait() }()
-	s.until(t, func() bool { return strings.Contains(s.log.String(), "serving initial configuration") }, "the configuration is in force")
-	s.until(t, func() bool { // It asks the store for the first time.
+	s.Process = servers.Start(t, s.command)
+	s.Says("serving initial configuration")
+	s.Until(func() bool { // It asks the store for the first time.
 		status, _ := get(s.front)
 		return status == s.serves
 	}, "a request leaves")
 	status, _ := get(s.front + "/ready")
 	require.Equal(t, http.StatusOK, status)
-}
-
-func (s *shaperd) until(t *testing.T, is func() bool, what string) {
-	t.Helper()
-	realtime.Until(t, func() bool {
-		require.Empty(t, s.ended, "shaperd has ended")
-		return is()
-	}, what)
 }
 
 // get returns the status and the text of an answer; the status is 0 without one.
@@ -213,7 +191,7 @@ func together(t *testing.T, make func(redis *servers.Redis, upstream string) *sh
 		require.Equal(t, "served", text)
 	}
 	// The rule has five, and gets one more after 12 s.
-	both[0].until(t, func() bool {
+	both[0].Until(func() bool {
 		answer, err := http.Post(both[0].front+"/login", "text/plain", nil)
 		require.NoError(t, err)
 		require.NoError(t, answer.Body.Close())
@@ -222,7 +200,7 @@ func together(t *testing.T, make func(redis *servers.Redis, upstream string) *sh
 	require.NotEmpty(t, redis.MustDo("KEYS", "*login*"))
 
 	for _, s := range both {
-		s.until(t, func() bool {
+		s.Until(func() bool {
 			_, metrics := get(s.metrics)
 			return strings.Contains(metrics, `shaper_bucket_state{rule="front",state="shared"} 1`)
 		}, "the bucket is shared")
@@ -231,13 +209,7 @@ func together(t *testing.T, make func(redis *servers.Redis, upstream string) *sh
 		status, page := get(s.page)
 		require.Equal(t, http.StatusOK, status)
 		require.Contains(t, page, "<title>")
-		require.NoError(t, s.Process.Signal(syscall.SIGTERM))
-		select {
-		case err := <-s.ended:
-			require.NoError(t, err)
-		case <-time.After(patience):
-			require.FailNow(t, "shaperd does not end")
-		}
+		require.Zero(t, s.Stop(syscall.SIGTERM))
 		require.FileExists(t, filepath.Join(s.data, "levels.json"), "for the next start")
 	}
 }

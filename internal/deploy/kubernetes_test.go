@@ -255,7 +255,7 @@ func TestShaperdRunsWithTheConfigMap(t *testing.T) {
 	require.Equal(t, http.StatusOK, probe(container.LivenessProbe))
 	require.Contains(t, portsOf(d.Spec.Template), container.ReadinessProbe.HTTPGet.Port.String())
 	require.Contains(t, portsOf(d.Spec.Template), container.LivenessProbe.HTTPGet.Port.String())
-	s.until(t, func() bool {
+	s.Until(func() bool {
 		_, metrics := get(s.metrics + "/metrics")
 		return strings.Contains(metrics, `shaper_bucket_state{rule="front",state="shared"} 1`) &&
 			strings.Contains(metrics, `shaper_config_last_reload_successful{rule="front"} 1`)
@@ -264,16 +264,10 @@ func TestShaperdRunsWithTheConfigMap(t *testing.T) {
 	require.Equal(t, http.StatusOK, status)
 
 	bring("..2", map[string]string{"Caddyfile": files["Caddyfile"], "shaper.yaml": "default: what?\n"})
-	s.until(t, func() bool {
+	s.Until(func() bool {
 		_, metrics := get(s.metrics + "/metrics")
 		return strings.Contains(metrics, `shaper_config_last_reload_successful{rule="front"} 0`)
 	}, "it notices the new file, and that it has a mistake")
 
-	require.NoError(t, s.Process.Signal(syscall.SIGTERM))
-	select {
-	case err := <-s.ended:
-		require.NoError(t, err)
-	case <-time.After(patience):
-		require.FailNow(t, "shaperd does not end")
-	}
+	require.Zero(t, s.Stop(syscall.SIGTERM))
 }

@@ -158,17 +158,7 @@ func startPrometheus(t *testing.T, binary, target string, options []string) (add
 	address = fmt.Sprintf("127.0.0.1:%d", servers.FreePort(t))
 	cmd := exec.Command(binary, append([]string{"--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(dir, "data"),
 		"--web.listen-address=" + address, "--log.level=error"}, options...)...)
-	log := &servers.Output{}
-	cmd.Stdout, cmd.Stderr = log, log
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // It says that it was killed.
-		if t.Failed() {
-			t.Log(log)
-		}
-	})
-	realtime.Until(t, func() bool {
+	servers.Start(t, cmd).Until(func() bool {
 		status, _ := get("http://" + address + "/-/ready")
 		return status == http.StatusOK
 	}, "Prometheus is ready")
