@@ -1,7 +1,6 @@
 package caddyshaper_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
+	"example.com/leakybucket/internal/servers"
 )
 
 // serveFile names a Caddyfile for a process that is this test's program, as only the end of a
@@ -63,52 +63,29 @@ func serveAlone(file string) {
 // stalledFor stands before the time for which a process stood still.
 const stalledFor = "stalled for "
 
-// A process is a Caddy in a process of its own.
-type process struct {
-	*exec.Cmd
-	t     testing.TB
-	lines *bufio.Scanner
-}
-
-func (s *site) start(directives string) *process {
+// start runs Caddy in a process of its own, and returns when it is ready.
+func (s *site) start(directives string) *servers.Process {
 	s.t.Helper()
 	file := s.log + ".caddyfile"
 	require.NoError(s.t, os.WriteFile(file, []byte(s.caddyfile(directives)), 0o600))
-	p := &process{Cmd: exec.Command(os.Args[0]), t: s.t}
-	p.Env = append(os.Environ(), serveFile+"="+file)
-	p.Stderr = os.Stderr
-	out, err := p.StdoutPipe()
-	require.NoError(s.t, err)
-	require.NoError(s.t, p.Start())
-	s.t.Cleanup(func() { _ = p.Process.Kill() })
-	p.lines = bufio.NewScanner(out)
-	p.says("ready true")
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), serveFile+"="+file)
+	p := servers.Start(s.t, command)
+	p.Says("ready true")
 	return p
 }
 
-// says waits until the process says something.
-func (p *process) says(part string) {
-	p.t.Helper()
-	for p.lines.Scan() {
-		if strings.Contains(p.lines.Text(), part) {
-			return
-		}
-	}
-	p.t.Fatalf("the process has ended without saying %q", part)
-}
-
-// ends waits for the end of the process. It returns for how long the process stood still, of
-// the time since the line that was last waited for.
-func (p *process) ends() (stalled time.Duration) {
-	p.t.Helper()
-	for p.lines.Scan() { // Wait must not be called before all is read.
-		if pause, ok := strings.CutPrefix(p.lines.Text(), stalledFor); ok {
+// stalledSince returns for how long a process stood still after it had said something.
+func stalledSince(t *testing.T, p *servers.Process, said string) (stalled time.Duration) {
+	t.Helper()
+	_, since, _ := strings.Cut(p.Output(), said)
+	for line := range strings.Lines(since) {
+		if pause, ok := strings.CutPrefix(line, stalledFor); ok {
 			d, err := time.ParseDuration(strings.TrimSpace(pause))
-			require.NoError(p.t, err)
+			require.NoError(t, err)
 			stalled += d
 		}
 	}
-	require.NoError(p.t, p.Wait())
 	return stalled
 }
 
@@ -123,16 +100,16 @@ func TestWhenTheProcessEndsLinesDrainWithinTheGracePeriod(t *testing.T) {
 	for i := range 3 {
 		go func() { answers <- s.get(fmt.Sprint("/", i+1)) }()
 	}
-	p.says("waiting 3")
-	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-	p.says("ready false")
+	p.Says("waiting 3")
+	p.Signal(syscall.SIGTERM)
+	p.Says("ready false")
 	require.NoError(t, os.WriteFile(rules, []byte("default: 2/s depth 4\n"), 0o600))
 	for range 3 {
 		a := <-answers
 		require.NoError(t, a.err)
 		require.Equal(t, 200, a.status)
 	}
-	p.ends()
+	require.Zero(t, p.Wait())
 }
 
 func TestWhoStillWaitsAtTheEndOfTheGracePeriodIsTold(t *testing.T) {
@@ -147,10 +124,11 @@ func TestWhoStillWaitsAtTheEndOfTheGracePeriodIsTold(t *testing.T) {
 		for i := range 2 {
 			go func() { answers <- s.get(fmt.Sprint("/", i+1)) }()
 		}
-		p.says("waiting 2")
-		require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+		p.Says("waiting 2")
+		p.Signal(syscall.SIGTERM)
 		first, second := <-answers, <-answers
-		stalled := p.ends()
+		require.Zero(t, p.Wait())
+		stalled := stalledSince(t, p, "waiting 2")
 		if (first.err != nil || second.err != nil) && stalled > grace/20 && grace <= 8*time.Second {
 			t.Logf("of a grace period of %v the process stood still for %v", grace, stalled)
 			continue
@@ -170,10 +148,8 @@ func TestLevelsAreSavedWhenTheProcessEnds(t *testing.T) {
 	directives := "shape line {\n limits 1/h\n state " + s.log + ".levels\n}" + proxied
 	p := s.start(directives)
 	require.Equal(t, 200, s.get("/").status)
-	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-	p.ends()
+	require.Zero(t, p.Stop(syscall.SIGTERM))
 	p = s.start(directives)
 	require.Equal(t, 429, s.get("/").status)
-	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-	p.ends()
+	require.Zero(t, p.Stop(syscall.SIGTERM))
 }

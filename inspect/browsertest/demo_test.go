@@ -9,12 +9,10 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -23,10 +21,8 @@ const demoFolder = "../../cmd/shapedemo"
 
 // A demo is shapedemo, built from the tree and started.
 type demo struct {
-	t    testing.TB
-	cmd  *exec.Cmd
+	*servers.Process
 	page string // address of its page
-	said servers.Output
 }
 
 // builtDemo returns the program, which is built once for all tests.
@@ -53,18 +49,10 @@ func startDemo(t testing.TB, args ...string) *demo {
 	program, err := builtDemo()
 	require.NoError(t, err)
 
-	d := &demo{t: t, cmd: exec.Command(program, append([]string{"-addr", "127.0.0.1:0", "-burst", "0"}, args...)...)}
-	d.cmd.Stdout, d.cmd.Stderr = &d.said, &d.said
-	require.NoError(t, d.cmd.Start())
-	t.Cleanup(func() {
-		if d.cmd.ProcessState == nil { // The test has failed.
-			_ = d.cmd.Process.Kill()
-			_ = d.cmd.Wait()
-		}
-	})
+	d := &demo{Process: servers.Start(t, exec.Command(program, append([]string{"-addr", "127.0.0.1:0", "-burst", "0"}, args...)...))}
 	link := regexp.MustCompile(`Watch it:  (http://\S+)`)
-	realtime.Until(t, func() bool { return link.MatchString(d.said.String()) }, "the demo says where its page is")
-	d.page = link.FindStringSubmatch(d.said.String())[1]
+	d.Until(func() bool { return link.MatchString(d.Output()) }, "the demo says where its page is")
+	d.page = link.FindStringSubmatch(d.Output())[1]
 	return d
 }
 
@@ -167,16 +155,8 @@ func testTheSlider(p *tab) {
 
 // interrupted ends the demo by Ctrl-C while its page is open: it must not wait for the page.
 func (d *demo) interrupted(p *tab) {
-	d.t.Helper()
+	p.t.Helper()
 	p.expect("net::ERR_")
 	p.expect(`400.*/demo/traffic$`) // A demo that ends takes no more of the traffic that the page sends.
-	require.NoError(d.t, d.cmd.Process.Signal(os.Interrupt))
-	ended := make(chan error, 1)
-	go func() { ended <- d.cmd.Wait() }()
-	select {
-	case err := <-ended:
-		require.NoError(d.t, err, d.said.String())
-	case <-time.After(patience):
-		require.FailNow(d.t, "the demo does not end", d.said.String())
-	}
+	require.Zero(p.t, d.Stop(os.Interrupt))
 }
