@@ -247,9 +247,8 @@ func TestABlockOutlivesItsDrainedBucket(t *testing.T) {
 		g.arriveAll("a1", "a2", "a3", "a4", "b1")
 		g.at(time.Minute) // Both buckets have been drained for long.
 		require.Equal(t, 1, g.Group.Stats().Keys, "that of b is gone")
-		st, ok := g.of("a")
-		require.True(t, ok, "All shows a bucket that is blocked")
-		require.Zero(t, st.Level)
+		require.Equal(t, map[string]float64{"a": 0}, g.levels(), "All shows a bucket that is blocked")
+		st, _ := g.StatsOf("a")
 		require.Equal(t, g.start.Add(15*time.Minute), st.BlockedUntil)
 		g.arriveAll("a5", "b2")
 		g.at(15*time.Minute - ns)

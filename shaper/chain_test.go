@@ -21,10 +21,8 @@ import (
 
 // arriveFor is arrive for a Limiter other than the stage's own.
 func (g *stage) arriveFor(l shaper.Limiter, name string, n int) {
-	ctx, cancel := context.WithCancel(context.Background())
-	g.cancels[name] = cancel
-	go func() { g.note(name + " " + outcome(l.WaitN(ctx, n))) }()
-	synctest.Wait()
+	ctx := g.cancellable(name)
+	g.calls(name, func() error { return l.WaitN(ctx, n) })
 }
 
 func TestAChainAsksInOrderAndStopsAtARefusal(t *testing.T) {
@@ -109,10 +107,7 @@ func TestAContextEndsInALaterLine(t *testing.T) {
 
 // A foreign Limiter need not look at the context after its wait.
 func TestALaterLimiterIsNotAskedWhenTheContextHasEnded(t *testing.T) {
-	for name, call := range map[string]func(l shaper.Limiter, ctx context.Context) error{
-		"WaitN":   func(l shaper.Limiter, ctx context.Context) error { return l.WaitN(ctx, 1) },
-		"Acquire": func(l shaper.Limiter, ctx context.Context) error { _, err := acquirerOf(l)(ctx, 1); return err },
-	} {
+	for name, call := range limiterCalls {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			deaf := limiterFunc(func(context.Context, int) error { cancel(); return nil })
@@ -120,7 +115,7 @@ func TestALaterLimiterIsNotAskedWhenTheContextHasEnded(t *testing.T) {
 				t.Error("asked")
 				return nil
 			}))
-			require.Equal(t, context.Canceled, call(c, ctx))
+			require.Equal(t, context.Canceled, call(c, ctx, 1))
 		})
 	}
 }
@@ -352,16 +347,14 @@ func TestABodyIsReadAheadForAChain(t *testing.T) {
 
 // acquireFor is acquire for a Limiter other than the stage's own.
 func (g *stage) acquireFor(l shaper.Limiter, name string) {
-	ctx, cancel := context.WithCancel(context.Background())
-	g.cancels[name] = cancel
-	go func() {
+	ctx := g.cancellable(name)
+	g.calls(name, func() error {
 		release, err := acquirerOf(l)(ctx, 1)
 		g.mu.Lock()
+		defer g.mu.Unlock()
 		g.releases[name] = release
-		g.mu.Unlock()
-		g.note(name + " " + outcome(err))
-	}()
-	synctest.Wait()
+		return err
+	})
 }
 
 // seatsOf returns how many requests have a seat of each Shaper.
@@ -533,12 +526,8 @@ func TestEachLimiterOfAChainHasACostOfItsOwn(t *testing.T) {
 
 // costCalls are the ways in which a request of cost n comes to a Limiter and leaves it.
 var costCalls = map[string]func(l shaper.Limiter, n int) error{
-	"WaitN": func(l shaper.Limiter, n int) error { return l.WaitN(context.Background(), n) },
-	"Acquire": func(l shaper.Limiter, n int) error {
-		release, err := acquirerOf(l)(context.Background(), n)
-		release()
-		return err
-	},
+	"WaitN":            func(l shaper.Limiter, n int) error { return limiterCalls["WaitN"](l, context.Background(), n) },
+	"Acquire":          func(l shaper.Limiter, n int) error { return limiterCalls["Acquire"](l, context.Background(), n) },
 	"WaitN of a Chain": func(l shaper.Limiter, n int) error { return shaper.Chain(l).WaitN(context.Background(), n) },
 	"Middleware": func(l shaper.Limiter, n int) error {
 		h := shaper.Middleware(l, shaper.WithCost(func(*http.Request) int { return n }))(http.NotFoundHandler())

@@ -216,19 +216,11 @@ func TestAPanicOfTheAskersContextIsHisOnly(t *testing.T) {
 func TestTheTimeThatLimitsTakeCounts(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
 		g.slow("a", time.Second)
-		g.arriveWith(stated{context.Background(), g.start.Add(time.Second)}, "on time", "a", 1)
+		g.arriveWith(overdue{context.Background(), g.start.Add(time.Second)}, "on time", "a", 1)
 		g.at(2 * time.Second)
 		g.saw("1s on time late, retry 0s")
 	})
 }
-
-// stated is a context that states a deadline and does not end by it.
-type stated struct {
-	context.Context
-	at time.Time
-}
-
-func (c stated) Deadline() (time.Time, bool) { return c.at, true }
 
 // Nobody waits for an answer that a Close has made useless.
 func TestCloseDoesNotWaitForLimits(t *testing.T) {
@@ -431,16 +423,11 @@ func (g *groupStage) wasAsked() []string {
 // arrive is a call of WaitN(ctx, key, n) in a goroutine of its own, which cancel
 // can end by its name.
 func (g *groupStage) arrive(name, key string, n int) {
-	ctx, cancel := context.WithCancel(context.Background())
-	g.cancels[name] = cancel
-	g.arriveWith(ctx, name, key, n)
+	g.arriveWith(g.cancellable(name), name, key, n)
 }
 
 func (g *groupStage) arriveWith(ctx context.Context, name, key string, n int) {
-	go func() {
-		g.note(name + " " + outcome(g.WaitN(ctx, key, n)))
-	}()
-	synctest.Wait()
+	g.calls(name, func() error { return g.WaitN(ctx, key, n) })
 }
 
 // arriveAll are calls of cost 1, one after the other. The key of each is the first
@@ -454,30 +441,11 @@ func (g *groupStage) arriveAll(names ...string) {
 // acquireAll are the same with Acquire.
 func (g *groupStage) acquireAll(names ...string) {
 	for _, name := range names {
-		ctx, cancel := context.WithCancel(context.Background())
-		g.cancels[name] = cancel
-		go func() {
-			release, err := g.Acquire(ctx, name[:1], 1)
-			g.stage.mu.Lock()
-			g.releases[name] = release
-			g.stage.mu.Unlock()
-			g.note(name + " " + outcome(err))
-		}()
-		synctest.Wait()
+		g.acquireFor(g.Limiter(name[:1]), name)
 	}
 }
 
 func (g *groupStage) shutDown() { g.note(fmt.Sprint("shut down: ", g.Shutdown(context.Background()))) }
-
-// of is what All says of a key; ok is false if it does not show it.
-func (g *groupStage) of(key string) (st shaper.Stats, ok bool) {
-	for k, st := range g.All() {
-		if k == key {
-			return st, true
-		}
-	}
-	return st, false
-}
 
 // levels returns the levels of all keys that All shows.
 func (g *groupStage) levels() map[string]float64 {

@@ -51,7 +51,7 @@ func TestAFullTableGivesNoFreshAllowance(t *testing.T) {
 			if second < 10 {
 				require.False(t, g.AllowN("a", 1), "at %d s", second)
 			}
-			st, ok := g.of("a")
+			st, ok := g.StatsOf("a")
 			require.True(t, ok)
 			require.InDelta(t, 3-float64(second)/10, st.Level, 1e-9)
 		}

@@ -50,7 +50,7 @@ func TestAllKeysAreAsFullAfterARestart(t *testing.T) {
 		g.at(2 * time.Second)
 		require.NoError(t, g.next(snapshot, shaper.WithBlock(time.Minute)))
 		require.Equal(t, map[string]float64{"a": 4, "b": 1.8, "c": 4, "e": 0}, g.levels(), "d has drained at 2 s")
-		st, _ := g.of("b")
+		st, _ := g.StatsOf("b")
 		require.Equal(t, g.start.Add(time.Minute), st.BlockedUntil)
 		require.Equal(t, 4, g.Group.Stats().Keys)
 		g.arriveAll("a2", "a3", "b1", "c1", "d1", "e1")

@@ -131,7 +131,7 @@ func TestAKeyAsALimiter(t *testing.T) {
 		require.Equal(t, shaper.Stats{Name: "api", Limits: g.usual, Level: 2, EmptyAt: g.start.Add(2 * time.Second), Departed: 2, LastCall: g.start}, a.Stats())
 		require.Equal(t, fresh, g.Limiter("b").Stats())
 		a.Hold(time.Minute)
-		st, _ := g.of("a")
+		st, _ := g.StatsOf("a")
 		require.Equal(t, g.start.Add(time.Minute), st.HeldUntil)
 		g.at(time.Minute)
 		require.Equal(t, fresh, a.Stats(), "it is drained, and as a new one")

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -226,7 +228,7 @@ func TestCallsOfUnlimitedKeysAreCounted(t *testing.T) {
 	trace := shaper.WithTrace(&shaper.Trace{Departed: tell("departed"), Refused: tell("refused"), Abandoned: tell("abandoned")})
 	playKeys(t, "inf", func(g *groupStage) {
 		require.NoError(t, g.WaitN(context.Background(), "a", 5))
-		late := stated{context.Background(), g.start.Add(-1)}
+		late := overdue{context.Background(), g.start.Add(-1)}
 		err := g.Wait(late, "b")
 		require.ErrorIs(t, err, shaper.ErrTooLate)
 		require.True(t, errors.Is(err, context.DeadlineExceeded))
@@ -289,7 +291,7 @@ func TestReloadKeepsTheLastGoodLimits(t *testing.T) {
 		for key, l := range map[string]string{
 			"e": "1/s depth 9", "i": "1/s depth 9", "n": "1/s depth 9", "p": "1/s depth 9 inflight 1", "g": "4/s depth 9",
 		} {
-			st, ok := g.of(key)
+			st, ok := g.StatsOf(key)
 			require.True(t, ok)
 			require.Equal(t, limitsOf(t, l), st.Limits, key)
 		}
@@ -314,7 +316,7 @@ func TestReloadKeepsTheLastGoodLimits(t *testing.T) {
 }
 
 func inFlightOf(g *groupStage, key string) int {
-	st, _ := g.of(key)
+	st, _ := g.StatsOf(key)
 	return st.InFlight
 }
 
@@ -406,8 +408,8 @@ func TestReloadsAtOnce(t *testing.T) {
 		g.arriveAll("a2", "b2") // Nobody waits for a Reload.
 		g.at(6 * time.Second)
 		require.Equal(t, 6, n)
-		a, _ := g.of("a")
-		b, _ := g.of("b")
+		a, _ := g.StatsOf("a")
+		b, _ := g.StatsOf("b")
 		require.ElementsMatch(t, []int{15, 16}, []int{a.Limits.Burst, b.Limits.Burst})
 		g.saw("0s a1 left", "0s b1 left", "1.5s a2 left", "1.5s b2 left")
 	})
@@ -541,7 +543,7 @@ func TestABucketWithASeatTakenIsNotDeleted(t *testing.T) {
 		g.cancel("a3")
 		g.release("a1")
 		g.at(2 * time.Hour)
-		st, ok := g.of("a")
+		st, ok := g.StatsOf("a")
 		require.True(t, ok)
 		require.Equal(t, 2, st.InFlight)
 		g.release("a2", "a2", "a4", "a3")
@@ -583,13 +585,6 @@ func TestTheTickerServesLinesAndDrains(t *testing.T) {
 		g.cancel("h2")
 		g.at(time.Minute)
 		g.saw("0s h1 left", "10.25s a1 left", "11.25s a2 left", "20s b1 left", "20s h2 cancelled", "21s b2 left", "22s b3 left")
-		require.Equal(t, []string{"h"}, keysOf(g.levels()))
+		require.Equal(t, []string{"h"}, slices.Collect(maps.Keys(g.levels())))
 	})
-}
-
-func keysOf[V any](m map[string]V) (keys []string) {
-	for k := range m {
-		keys = append(keys, k)
-	}
-	return keys
 }

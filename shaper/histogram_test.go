@@ -2,6 +2,7 @@ package shaper_test
 
 import (
 	"context"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -17,13 +18,7 @@ import (
 )
 
 // spread returns the bounds and counts of a Histogram.
-func spread(h shaper.Histogram) map[float64]uint64 {
-	counts := map[float64]uint64{}
-	for bound, n := range h.Buckets() {
-		counts[bound] = n
-	}
-	return counts
-}
+func spread(h shaper.Histogram) map[float64]uint64 { return maps.Collect(h.Buckets()) }
 
 // atOne is the upper bound of the bucket around 1.
 var atOne = math.Exp2(1. / 16)

@@ -93,6 +93,7 @@ func TestADeadlineOnTheWallClock(t *testing.T) {
 	require.ErrorIs(t, s.Wait(overdue{context.Background(), time.Now().Round(0).Add(time.Hour / 2)}), shaper.ErrTooLate)
 }
 
+// overdue is a context that states a deadline and does not end by it.
 type overdue struct {
 	context.Context
 	deadline time.Time
