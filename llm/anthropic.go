@@ -28,24 +28,18 @@ var Anthropic = Provider{
 
 	Usage: anthropicUsage,
 
-	// The fields as seen on 2025-08-21 (tidyllm's recorded answers): numbers, and instants in
-	// RFC 3339. What remains of tokens is rounded to thousands.
-	Left: func(h http.Header) (left []Left) {
-		for _, kind := range []Kind{Requests, Tokens, Input, Output} {
-			field := "Anthropic-Ratelimit-" + string(kind)
-			left = appendLeft(left, kind, h.Get(field+"-Limit"), h.Get(field+"-Remaining"))
-		}
-		return left
-	},
+	Left: func(h http.Header) []Left { return leftOf(h, anthropicFields) },
 
-	HoldFor: func(r *http.Response) time.Duration {
-		var limits []usedUp
-		for _, kind := range []Kind{Requests, Tokens, Input, Output} {
-			field := "Anthropic-Ratelimit-" + string(kind)
-			limits = append(limits, usedUp{field + "-Remaining", field + "-Reset"})
-		}
-		return holdFor(r, limits, nil)
-	},
+	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, anthropicFields, nil) },
+}
+
+// The fields as seen on 2025-08-21 (tidyllm's recorded answers): numbers, and instants in
+// RFC 3339. What remains of tokens is rounded to thousands.
+var anthropicFields = []limitFields{anthropicField(Requests), anthropicField(Tokens), anthropicField(Input), anthropicField(Output)}
+
+func anthropicField(k Kind) limitFields {
+	field := "Anthropic-Ratelimit-" + string(k)
+	return limitFields{k, field + "-Limit", field + "-Remaining", field + "-Reset"}
 }
 
 // anthropicUsage reads the usage of a message, of the event message_start, which has that of the input, and

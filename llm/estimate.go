@@ -96,18 +96,23 @@ func peek(r *http.Request) *peeked {
 		return p
 	}
 	// A length is what a client says, so only so much is allocated for it before the bytes come.
-	expected := min(max(r.ContentLength, 0), 128<<10)
-	read := bytes.NewBuffer(make([]byte, 0, expected+bytes.MinRead))
-	_, err := read.ReadFrom(io.LimitReader(r.Body, kept+1))
-	p := &peeked{read: read.Bytes(), err: err}
-	rest := io.Reader(r.Body)
-	if err != nil {
-		// The body fails again where it has failed, when it is sent.
-		rest = failed{err}
-	}
-	p.joined = joined{io.MultiReader(bytes.NewReader(p.read), rest), r.Body}
+	p := new(peeked)
+	p.read, p.joined, p.err = readAhead(r.Body, kept+1, min(max(r.ContentLength, 0), 128<<10))
 	r.Body = p
 	return p
+}
+
+// readAhead reads the beginning of a body, so many bytes at most, of which it expects some. It returns the beginning, a body
+// that can be read as before, and the error with which reading has ended.
+func readAhead(body io.ReadCloser, most, expected int64) (head []byte, whole joined, err error) {
+	read := bytes.NewBuffer(make([]byte, 0, expected+bytes.MinRead))
+	_, err = read.ReadFrom(io.LimitReader(body, most))
+	rest := io.Reader(body)
+	if err != nil {
+		// The body fails again where it has failed.
+		rest = failed{err}
+	}
+	return read.Bytes(), joined{io.MultiReader(bytes.NewReader(read.Bytes()), rest), body}, err
 }
 
 // joined is a body of parts.

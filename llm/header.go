@@ -21,20 +21,25 @@ const refusalKept = 64 << 10
 // name for it.
 const statusOverloaded = 529
 
-// appendLeft adds what is left of a limit, unless a field is missing or malformed. Azure was seen to send -1
+// limitFields names the fields that say what a limit is, what remains of it, and when it is full again.
+type limitFields struct {
+	kind                    Kind
+	limit, remaining, reset string
+}
+
+// leftOf returns what is left of limits, except where a field is missing or malformed. Azure was seen to send -1
 // for what it does not know (learn.microsoft.com/answers/questions/5625878, 2025-11).
-func appendLeft(left []Left, k Kind, limit, remaining string) []Left {
-	l := Left{Kind: k}
-	var ok bool
-	if l.Remaining, ok = number(remaining); !ok {
-		return left
-	}
-	if limit != "" {
-		if l.Limit, ok = number(limit); !ok {
-			return left
+func leftOf(h http.Header, limits []limitFields) (left []Left) {
+	for _, l := range limits {
+		limit, ok := 0, true
+		if said := h.Get(l.limit); said != "" {
+			limit, ok = number(said)
+		}
+		if remaining, known := number(h.Get(l.remaining)); known && ok {
+			left = append(left, Left{l.kind, limit, remaining})
 		}
 	}
-	return append(left, l)
+	return left
 }
 
 // number reads a number that is 0 or above.
@@ -43,15 +48,12 @@ func number(text string) (n int, ok bool) {
 	return n, err == nil && n >= 0
 }
 
-// usedUp names the fields that say what remains of a limit, and when it is full again.
-type usedUp struct{ remaining, reset string }
-
 // holdFor returns for how long a refusal asks callers to hold back. What counts is, in this order,
 // retry-after-ms, which OpenAI's clients prefer to retry-after, then retry-after, then what the body says, and at
 // last the latest reset of the limits of which nothing remains. A response that says nothing of these asks for
 // nothing, for a guess would hold too long or too short. Only a 429 is about limits: what a 529 or a 503 says
 // about them does not tell when the overload is over.
-func holdFor(r *http.Response, limits []usedUp, inBody func([]byte) time.Duration) time.Duration {
+func holdFor(r *http.Response, limits []limitFields, inBody func([]byte) time.Duration) time.Duration {
 	switch r.StatusCode {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable, statusOverloaded:
 	default:
@@ -140,12 +142,8 @@ func peekRefusal(r *http.Response) []byte {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil
 	}
-	head, err := io.ReadAll(io.LimitReader(r.Body, refusalKept))
-	rest := io.Reader(r.Body)
-	if err != nil {
-		rest = failed{err}
-	}
-	r.Body = joined{io.MultiReader(bytes.NewReader(head), rest), r.Body}
+	head, body, _ := readAhead(r.Body, refusalKept, 0) // Whoever reads the body gets the error.
+	r.Body = body
 	if !isGzip(r.Header) {
 		return head
 	}

@@ -51,23 +51,18 @@ var OpenAI = Provider{
 		return e.Response.Usage.usage()
 	},
 
-	Left: func(h http.Header) (left []Left) {
-		for _, kind := range []Kind{Requests, Tokens} {
-			left = appendLeft(left, kind, h.Get("X-Ratelimit-Limit-"+string(kind)), h.Get("X-Ratelimit-Remaining-"+string(kind)))
-		}
-		return appendLeft(left, Tokens, h.Get("X-Ratelimitbysize-Limit-Minute"), h.Get("X-Ratelimitbysize-Remaining-Minute"))
-	},
+	Left: func(h http.Header) []Left { return leftOf(h, openAIFields) },
 
-	// A reset is a Go duration, as in 1s, 6m0s or 12ms, until the limit is full again. Azure was
-	// seen to send a number of seconds (learn.microsoft.com/answers/questions/5625878, 2025-11), and
-	// Mistral does (tidyllm's source, 2025).
-	HoldFor: func(r *http.Response) time.Duration {
-		return holdFor(r, []usedUp{
-			{"X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests"},
-			{"X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens"},
-			{"X-Ratelimitbysize-Remaining-Minute", "Ratelimitbysize-Reset"},
-		}, nil)
-	},
+	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, openAIFields, nil) },
+}
+
+// A reset is a Go duration, as in 1s, 6m0s or 12ms, until the limit is full again. Azure was
+// seen to send a number of seconds (learn.microsoft.com/answers/questions/5625878, 2025-11), and
+// Mistral does (tidyllm's source, 2025), whose fields are the last.
+var openAIFields = []limitFields{
+	{Requests, "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests"},
+	{Tokens, "X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens"},
+	{Tokens, "X-Ratelimitbysize-Limit-Minute", "X-Ratelimitbysize-Remaining-Minute", "Ratelimitbysize-Reset"},
 }
 
 // An openAIUsage has the names of Chat Completions and those of Responses.
