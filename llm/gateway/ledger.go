@@ -93,17 +93,28 @@ func (l *Ledger) Status(now time.Time, teams int) Status {
 		Provider: of.provider, Quota: of.quota,
 		Minute: all.Minute, Hour: all.Hour, LongestWait: all.LongestWait,
 		Refusals: l.refusals, Refused: all.Refused,
-		Teams: l.teamsLocked(now, max(0, teams)), Others: all,
+		Others: all,
 	}
-	s.Others.LongestWait = l.longestOfOthersLocked(now, s.Teams)
+	ranked := l.rankedLocked(now)
+	s.Teams, s.Others.LongestWait = ranked[:min(len(ranked), max(0, teams))], 0
+	for _, t := range ranked[len(s.Teams):] {
+		s.Others.LongestWait = max(s.Others.LongestWait, t.LongestWait)
+	}
+	waiting := map[string]int{}
 	if of.line != nil {
 		line := of.line()
 		st := line.Stats()
 		s.Others.Waiting, s.Forfeited, s.Hint = st.Waiting, st.Forfeited, hint(st)
 		s.Level, s.Reserved, s.Capacity = st.Level/of.minute, float64(st.Reserved)/of.minute, float64(st.Limits.Burst)/of.minute
-		setWaiting(s.Teams, line)
+		for _, k := range line.Keys(mostTeams) {
+			waiting[k.Key] = k.Waiting
+		}
 	}
-	for _, t := range s.Teams {
+	for i := range s.Teams {
+		t := &s.Teams[i]
+		if t.Waiting, t.Weight = waiting[t.Team], 1; of.weight != nil {
+			t.Weight = of.weight(t.Team)
+		}
 		s.Others.Minute.take(t.Minute)
 		s.Others.Hour.take(t.Hour)
 		s.Others.Refused -= t.Refused
@@ -130,42 +141,15 @@ func (l *Ledger) Totals() []Total {
 	return totals
 }
 
-// teamsLocked returns the first teams, without what only the line knows.
-func (l *Ledger) teamsLocked(now time.Time, most int) (teams []TeamStatus) {
+// rankedLocked returns all teams, without what only the subject knows. The first has taken the most.
+func (l *Ledger) rankedLocked(now time.Time) (teams []TeamStatus) {
 	for name, a := range l.teams {
 		teams = append(teams, a.status(name, l.at(now)))
 	}
 	slices.SortFunc(teams, func(a, b TeamStatus) int {
 		return cmp.Or(cmp.Compare(b.Hour.Tokens, a.Hour.Tokens), cmp.Compare(b.Hour.Requests, a.Hour.Requests), cmp.Compare(a.Team, b.Team))
 	})
-	teams = teams[:min(len(teams), most)]
-	for i := range teams {
-		if teams[i].Weight = 1; l.of.weight != nil {
-			teams[i].Weight = l.of.weight(teams[i].Team)
-		}
-	}
 	return teams
-}
-
-// longestOfOthersLocked returns the longest wait of the teams that are not listed.
-func (l *Ledger) longestOfOthersLocked(now time.Time, listed []TeamStatus) (longest time.Duration) {
-	for name, a := range l.teams {
-		if !slices.ContainsFunc(listed, func(t TeamStatus) bool { return t.Team == name }) {
-			longest = max(longest, a.hour.longest(l.at(now)))
-		}
-	}
-	return longest
-}
-
-// setWaiting sets how many calls of each team wait.
-func setWaiting(teams []TeamStatus, line *shaper.Shaper) {
-	waiting := map[string]int{}
-	for _, k := range line.Keys(mostTeams) {
-		waiting[k.Key] = k.Waiting
-	}
-	for i := range teams {
-		teams[i].Waiting = waiting[teams[i].Team]
-	}
 }
 
 // hint says what to do about estimates that come back too late. A tenth is lost with any burst that is not a whole minute.
@@ -187,14 +171,17 @@ func (l *Ledger) follow(s subject) {
 
 // departed notes that a call has left the line.
 func (l *Ledger) departed(team string, waited time.Duration, now time.Time) {
-	l.note(team, now, func(a *account, at instant) { a.hour.now(at).longest = max(a.hour.now(at).longest, waited) })
+	l.note(team, now, func(a *account, at instant) {
+		hour := a.hour.now(at.minute())
+		hour.longest = max(hour.longest, waited)
+	})
 }
 
 // ended notes what a call has taken.
 func (l *Ledger) ended(team string, took Taken, now time.Time) {
 	l.note(team, now, func(a *account, at instant) {
-		a.minute.now(at).add(took)
-		a.hour.now(at).add(took)
+		a.minute.now(at.second()).add(took)
+		a.hour.now(at.minute()).add(took)
 		a.total.add(took)
 	})
 	l.mu.Lock()
@@ -266,34 +253,27 @@ func (l *Ledger) labelLocked(team string) *Total {
 // An instant is a time since the origin of a Ledger.
 type instant time.Duration
 
+func (i instant) second() int64 { return int64(i) / int64(time.Second) }
+func (i instant) minute() int64 { return int64(i) / int64(time.Minute) }
+
 func (l *Ledger) at(now time.Time) instant { return instant(max(0, now.Sub(l.origin))) }
 
 // An account is what a team has taken, or all of them.
 type account struct {
-	minute  window[second]
-	hour    window[minute]
+	minute  window // in seconds
+	hour    window // in minutes
 	total   Taken
 	refused uint64
 	seen    instant
 }
 
 func (a *account) status(team string, at instant) TeamStatus {
-	return TeamStatus{Team: team, Minute: a.minute.sum(at), Hour: a.hour.sum(at), LongestWait: a.hour.longest(at), Refused: a.refused}
+	minute, hour := a.minute.sum(at.second()), a.hour.sum(at.minute())
+	return TeamStatus{Team: team, Minute: minute.Taken, Hour: hour.Taken, LongestWait: hour.longest, Refused: a.refused}
 }
 
-// A span is the length of time that an entry of a window is about.
-type span interface{ length() time.Duration }
-
-type (
-	second struct{}
-	minute struct{}
-)
-
-func (second) length() time.Duration { return time.Second }
-func (minute) length() time.Duration { return time.Minute }
-
-// A window has what was taken in each of the last sixty spans. The latest of them is not over.
-type window[S span] struct {
+// A window has what was taken in each of the last sixty spans of time. The latest of them is not over.
+type window struct {
 	latest  int64
 	entries [60]entry
 }
@@ -303,36 +283,24 @@ type entry struct {
 	longest time.Duration // wait
 }
 
-// now returns the entry of an instant, which is in the latest span or after it.
-func (w *window[S]) now(at instant) *entry {
-	w.advance(at)
-	return &w.entries[w.latest%60]
-}
-
-// advance empties the entries whose spans are over for more than sixty spans.
-func (w *window[S]) advance(at instant) {
-	var s S
-	n := int64(at) / int64(s.length())
-	for w.latest = max(w.latest, n-60); w.latest < n; {
+// now returns the entry of a span, which is the latest or comes after it.
+func (w *window) now(span int64) *entry {
+	// The entries of spans that are over for more than sixty spans are emptied.
+	for w.latest = max(w.latest, span-60); w.latest < span; {
 		w.latest++
 		w.entries[w.latest%60] = entry{}
 	}
+	return &w.entries[w.latest%60]
 }
 
-func (w *window[S]) sum(at instant) (sum Taken) {
-	w.advance(at)
+// sum returns what was taken in the sixty spans that end with a span, and the longest wait.
+func (w *window) sum(span int64) (sum entry) {
+	w.now(span)
 	for _, e := range w.entries {
 		sum.add(e.Taken)
+		sum.longest = max(sum.longest, e.longest)
 	}
 	return sum
-}
-
-func (w *window[S]) longest(at instant) (longest time.Duration) {
-	w.advance(at)
-	for _, e := range w.entries {
-		longest = max(longest, e.longest)
-	}
-	return longest
 }
 
 func (t *Taken) add(o Taken) {
