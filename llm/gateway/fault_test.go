@@ -47,22 +47,12 @@ func TestNothingThatAProviderDoesIsFree(t *testing.T) {
 			w.Header().Set("Content-Length", "1000")
 			answer(events, `data: {"usage":{"prompt_tokens":5,"completion_tokens":5}}`+"\n\n")(w, r)
 		},
-		"no usage":         answer(json, `{"choices":[]}`),
-		"usage null":       answer(json, `{"usage":null}`),
-		"usage negative":   usage("5", "-5"),
-		"usage 0":          usage("0", "0"),
-		"usage 2⁶³":        usage("9223372036854775808", "5"),
-		"usage a fraction": usage("5.5", "5"),
-		"usage a text":     usage(`"5"`, "5"),
-		"not JSON":         answer("text/html", "<html>"),
-		"an unknown encoding": func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Encoding", "br")
-			usage("5", "5")(w, r)
-		},
-		"a broken encoding": func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Encoding", "gzip")
-			usage("5", "5")(w, r)
-		},
+		"no usage":       answer(json, `{"choices":[]}`),
+		"usage null":     answer(json, `{"usage":null}`),
+		"usage negative": usage("5", "-5"),
+		"usage 0":        usage("0", "0"),
+		"usage 2⁶³":      usage("9223372036854775808", "5"),
+		"not JSON":       answer("text/html", "<html>"),
 		"a stream without end": func(w http.ResponseWriter, r *http.Request) {
 			for r.Context().Err() == nil {
 				answer(events, "data: {}\n\n")(w, r)

@@ -3,10 +3,10 @@ package gateway_test
 import (
 	"bytes"
 	"context"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -90,24 +90,11 @@ func (g *rig) last(t testing.TB) gateway.Record {
 	return g.records[len(g.records)-1]
 }
 
-// A logged takes a log.
-type logged struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
+// A logged takes a log. It is read when no call is under way.
+type logged struct{ bytes.Buffer }
 
 // lines returns the lines so far.
-func (l *logged) lines() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.FieldsFunc(l.text.String(), func(c rune) bool { return c == '\n' })
-}
+func (l *logged) lines() []string { return slices.Collect(strings.Lines(l.String())) }
 
 // dialectOf returns the Dialect of a provider.
 func dialectOf(provider string) llmtest.Dialect {
@@ -120,10 +107,4 @@ func dialectOf(provider string) llmtest.Dialect {
 // request returns a call of a provider.
 func request(ctx context.Context, provider string, input, most int, stream bool) *http.Request {
 	return llmtest.NewRequest(ctx, dialectOf(provider), llmtest.Call{Input: input, Most: most, Stream: stream})
-}
-
-// llmBody reads the body of a call.
-func llmBody(r *http.Request) (string, error) {
-	text, err := io.ReadAll(r.Body)
-	return string(text), err
 }

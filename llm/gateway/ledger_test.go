@@ -24,27 +24,28 @@ func TestALedgerTellsWhatWasTakenInTheLastMinuteAndHour(t *testing.T) {
 		gold, batch, later := took(1, 120, 100, 20), took(1, 10, 7, 3), took(1, 2, 1, 1)
 
 		for _, at := range []struct {
-			instant            time.Duration
-			minute, hour       []gateway.Taken
-			longest, goldsOwn  time.Duration
-			goldsMinute, first gateway.Taken
+			instant       time.Duration
+			minute, golds gateway.Taken // of the last minute, by all and by gold
 		}{
-			{30 * time.Second, []gateway.Taken{gold, batch, later}, []gateway.Taken{gold, batch, later}, 3 * time.Second, 3 * time.Second, sum(gold, later), sum(gold, later)},
-			{59 * time.Second, []gateway.Taken{gold, batch, later}, []gateway.Taken{gold, batch, later}, 3 * time.Second, 3 * time.Second, sum(gold, later), sum(gold, later)},
-			{60 * time.Second, []gateway.Taken{later}, []gateway.Taken{gold, batch, later}, 3 * time.Second, 3 * time.Second, later, sum(gold, later)},
-			{90 * time.Second, nil, []gateway.Taken{gold, batch, later}, 3 * time.Second, 3 * time.Second, gateway.Taken{}, sum(gold, later)},
-			{60 * time.Minute, nil, nil, 0, 0, gateway.Taken{}, gateway.Taken{}},
-			{1000 * time.Hour, nil, nil, 0, 0, gateway.Taken{}, gateway.Taken{}},
+			{30 * time.Second, sum(gold, batch, later), sum(gold, later)},
+			{59 * time.Second, sum(gold, batch, later), sum(gold, later)},
+			{60 * time.Second, later, later},
+			{90 * time.Second, gateway.Taken{}, gateway.Taken{}},
 		} {
 			time.Sleep(at.instant - time.Since(epoch))
+			s := l.Status(time.Now(), 1)
+			require.Equal(t, at.minute, s.Minute, at.instant)
+			require.Equal(t, sum(gold, batch, later), s.Hour, at.instant)
+			require.Equal(t, 3*time.Second, s.LongestWait, at.instant)
+			require.Equal(t, []gateway.TeamStatus{{Team: "gold", Weight: 1, Minute: at.golds, Hour: sum(gold, later), LongestWait: 3 * time.Second}}, s.Teams, at.instant)
+			require.Equal(t, batch, s.Others.Hour, at.instant)
+			require.Zero(t, s.Others.LongestWait, at.instant)
+		}
+		for _, instant := range []time.Duration{time.Hour, 1000 * time.Hour} {
+			time.Sleep(instant - time.Since(epoch))
 			s := l.Status(time.Now(), 10)
-			require.Equal(t, sum(at.minute...), s.Minute, at.instant)
-			require.Equal(t, sum(at.hour...), s.Hour, at.instant)
-			require.Equal(t, at.longest, s.LongestWait, at.instant)
-			require.Equal(t, gateway.TeamStatus{}, s.Others, at.instant)
-			if s.Hour.Requests > 0 {
-				require.Equal(t, gateway.TeamStatus{Team: "gold", Weight: 1, Minute: at.goldsMinute, Hour: at.first, LongestWait: at.goldsOwn}, s.Teams[0], at.instant)
-			}
+			require.Equal(t, [3]gateway.Taken{}, [3]gateway.Taken{s.Minute, s.Hour, s.Others.Hour}, instant)
+			require.Zero(t, s.LongestWait, instant)
 		}
 	})
 }
