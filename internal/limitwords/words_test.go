@@ -126,13 +126,7 @@ func waits(l shaper.Limits) []time.Duration {
 			every = append(every, wait-1, wait, wait+1)
 		}
 	}
-	kept := every[:0]
-	for _, wait := range every {
-		if wait >= 0 {
-			kept = append(kept, wait)
-		}
-	}
-	return kept
+	return every
 }
 
 var (

@@ -65,12 +65,6 @@ func TestWhatNeverComesFailsTheTest(t *testing.T) {
 	})
 }
 
-func TestNextIsWhatComes(t *testing.T) {
-	c := make(chan string)
-	go func() { c <- "rain" }()
-	require.Equal(t, "rain", realtime.Next(t, c))
-}
-
 // Time that passes is no stall, however much of it.
 func TestASleepThatEndsInTimeIsNoStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

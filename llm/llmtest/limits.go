@@ -11,14 +11,9 @@ import (
 // taken to be the same.
 type limits struct{ requests, tokens, input, output bucket }
 
-func newLimits(q llm.Quota) limits {
-	now := time.Now()
-	return limits{
-		requests: bucket{limit: int64(q.Requests), at: now},
-		tokens:   bucket{limit: int64(q.Tokens), at: now},
-		input:    bucket{limit: int64(q.Input), at: now},
-		output:   bucket{limit: int64(q.Output), at: now},
-	}
+func newLimits(q llm.Quota) (l limits) {
+	l.each(q, func(b *bucket, n int) { *b = bucket{limit: int64(n), at: time.Now()} })
+	return l
 }
 
 // each calls a function with each bucket and its part of a quota.
