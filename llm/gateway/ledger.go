@@ -127,7 +127,7 @@ func (l *Ledger) Status(now time.Time, teams int) Status {
 func (l *Ledger) Totals() []Total {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	rest := Total{Taken: l.all.total, Refused: l.all.refused}
+	rest := l.all.total
 	if l.of.labels > 0 {
 		rest.Team = otherTeam
 	}
@@ -174,7 +174,7 @@ func (l *Ledger) departed(team string, waited time.Duration, now time.Time) {
 	l.note(team, now, func(a *account, at instant) {
 		hour := a.hour.now(at.minute())
 		hour.longest = max(hour.longest, waited)
-	})
+	}, nil)
 }
 
 // ended notes what a call has taken.
@@ -182,23 +182,12 @@ func (l *Ledger) ended(team string, took Taken, now time.Time) {
 	l.note(team, now, func(a *account, at instant) {
 		a.minute.now(at.second()).add(took)
 		a.hour.now(at.minute()).add(took)
-		a.total.add(took)
-	})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if t := l.labelLocked(team); t != nil {
-		t.add(took)
-	}
+	}, func(t *Total) { t.add(took) })
 }
 
 // refused notes that the gateway has refused a call.
 func (l *Ledger) refused(team string, now time.Time) {
-	l.note(team, now, func(a *account, _ instant) { a.refused++ })
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if t := l.labelLocked(team); t != nil {
-		t.Refused++
-	}
+	l.note(team, now, func(*account, instant) {}, func(t *Total) { t.Refused++ })
 }
 
 // providerRefused notes that the provider has refused a call.
@@ -208,8 +197,8 @@ func (l *Ledger) providerRefused() {
 	l.refusals++
 }
 
-// note enters something in the account of a team, and in that of all.
-func (l *Ledger) note(team string, now time.Time, enter func(*account, instant)) {
+// note enters something in the account of a team and in that of all, and in the totals; total is nil if they do not change.
+func (l *Ledger) note(team string, now time.Time, recent func(*account, instant), total func(*Total)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	at := l.at(now)
@@ -219,8 +208,16 @@ func (l *Ledger) note(team string, now time.Time, enter func(*account, instant))
 		l.teams[team] = a
 	}
 	a.seen = at
-	enter(a, at)
-	enter(&l.all, at)
+	recent(a, at)
+	recent(&l.all, at)
+	if total == nil {
+		return
+	}
+	total(&a.total)
+	total(&l.all.total)
+	if t := l.labelLocked(team); t != nil {
+		total(t)
+	}
 }
 
 // newAccountLocked returns an account without entries. If there are enough, it is the one that was seen longest ago.
@@ -260,16 +257,15 @@ func (l *Ledger) at(now time.Time) instant { return instant(max(0, now.Sub(l.ori
 
 // An account is what a team has taken, or all of them.
 type account struct {
-	minute  window // in seconds
-	hour    window // in minutes
-	total   Taken
-	refused uint64
-	seen    instant
+	minute window // in seconds
+	hour   window // in minutes
+	total  Total
+	seen   instant
 }
 
 func (a *account) status(team string, at instant) TeamStatus {
 	minute, hour := a.minute.sum(at.second()), a.hour.sum(at.minute())
-	return TeamStatus{Team: team, Minute: minute.Taken, Hour: hour.Taken, LongestWait: hour.longest, Refused: a.refused}
+	return TeamStatus{Team: team, Minute: minute.Taken, Hour: hour.Taken, LongestWait: hour.longest, Refused: a.total.Refused}
 }
 
 // A window has what was taken in each of the last sixty spans of time. The latest of them is not over.
