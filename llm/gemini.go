@@ -3,6 +3,7 @@ package llm
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"time"
@@ -68,7 +69,7 @@ var Gemini = Provider{
 // with hours and minutes before it, as in 10h17m5.7s. A refusal of a stream that is an array of JSON
 // is the element of one.
 func retryInfo(body []byte) time.Duration {
-	type refusal struct {
+	var refusals []struct {
 		Error struct {
 			Details []struct {
 				Type       string `json:"@type"`
@@ -76,17 +77,11 @@ func retryInfo(body []byte) time.Duration {
 			}
 		}
 	}
-	var refusals []refusal
-	if trimmed := bytes.TrimSpace(body); len(trimmed) > 0 && trimmed[0] == '[' {
-		if json.Unmarshal(trimmed, &refusals) != nil {
-			return 0
-		}
-	} else {
-		var one refusal
-		if json.Unmarshal(trimmed, &one) != nil {
-			return 0
-		}
-		refusals = append(refusals, one)
+	if body = bytes.TrimSpace(body); !bytes.HasPrefix(body, []byte("[")) {
+		body = fmt.Appendf(nil, "[%s]", body)
+	}
+	if json.Unmarshal(body, &refusals) != nil {
+		return 0
 	}
 	longest := time.Duration(0)
 	for _, r := range refusals {

@@ -24,7 +24,7 @@ func TestEachLibraryWithinItsQuota(t *testing.T) {
 			for _, retries := range []int{0, 2} {
 				t.Run(fmt.Sprint(m.name, " stream=", stream, " retries=", retries), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						s, server, ask := paced(t, m, m.quota, retries)
+						s, server, ask := paced(t, m, m.quota, retries, 0)
 						const calls = 40
 						var all sync.WaitGroup
 						for i := range calls {
@@ -59,7 +59,7 @@ func TestEachLibraryIsRefused(t *testing.T) {
 		for _, retries := range []int{0, 3} {
 			t.Run(fmt.Sprint(m.name, " retries=", retries), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					_, server, ask := paced(t, m, llm.Quota{Requests: 2}, retries)
+					_, server, ask := paced(t, m, llm.Quota{Requests: 2}, retries, 0)
 					start := time.Now()
 					for i := range 3 {
 						_, err := ask(t.Context(), "question", i%2 == 0)
@@ -85,7 +85,7 @@ func TestEachLibraryIsRefused(t *testing.T) {
 func TestEachLibraryMeetsAnOverload(t *testing.T) {
 	for _, m := range models {
 		synctest.Test(t, func(t *testing.T) {
-			s, server, ask := paced(t, m, m.quota, 2)
+			s, server, ask := paced(t, m, m.quota, 2, 1)
 			answer, err := ask(t.Context(), "overload", false)
 			require.NoError(t, err)
 			require.NotEmpty(t, answer)
@@ -95,16 +95,13 @@ func TestEachLibraryMeetsAnOverload(t *testing.T) {
 	}
 }
 
-// paced returns a library that is paced within the quota of a model, at a provider that allows the quota at.
-func paced(t *testing.T, m model, at llm.Quota, retries int) (*shaper.Shaper, *llmtest.Server, ask) {
+// paced returns a library that is paced within the quota of a model, at a provider that allows the quota at
+// and answers the first calls by overloads.
+func paced(t *testing.T, m model, at llm.Quota, retries, overloads int) (*shaper.Shaper, *llmtest.Server, ask) {
 	limits, err := m.quota.Limits(2*time.Second, 1000)
 	require.NoError(t, err)
 	s, err := shaper.New(limits)
 	require.NoError(t, err)
-	overloads := 0
-	if t.Name() == "TestEachLibraryMeetsAnOverload" {
-		overloads = 1
-	}
 	server := llmtest.New(llmtest.Config{Dialect: m.dialect, Quota: at, Answer: func(c llmtest.Call) llmtest.Answer {
 		if c.N < overloads {
 			return llmtest.Answer{Status: http.StatusServiceUnavailable}

@@ -106,18 +106,17 @@ func TestBodiesOfCallsThatWaitAreKeptOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				passed := atomic.Int64{}
+				read, passed := new(tally), new(tally)
 				next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-					n, err := io.Copy(io.Discard, r.Body)
+					_, err := io.Copy(passed, r.Body)
 					require.NoError(t, err)
-					passed.Add(n)
 				})
 				g := newRig(t, "openai", llm.Quota{Requests: 600}, next, func(_ *gateway.Config, l *shaper.Limits) { l.Depth = 2000 })
 				g.line.Hold(time.Minute)
+				text := strings.Repeat("x", c.size) // It is no JSON.
 				before := heap()
-				read := atomic.Int64{}
 				for i := range c.calls {
-					body := &counted{left: c.size, read: &read}
+					body := io.TeeReader(strings.NewReader(text), read)
 					r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm.test/v1/chat/completions", body)
 					require.NoError(t, err)
 					r.ContentLength = int64(c.size)
@@ -145,22 +144,10 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// A counted is a body that is no JSON, and counts what is read of it.
-type counted struct {
-	left int
-	read *atomic.Int64
+// A tally counts the bytes that are written to it.
+type tally struct{ atomic.Int64 }
+
+func (t *tally) Write(p []byte) (n int, err error) {
+	t.Add(int64(len(p)))
+	return len(p), nil
 }
-
-var letters = []byte(strings.Repeat("x", 64<<10))
-
-func (c *counted) Read(p []byte) (n int, err error) {
-	if c.left == 0 {
-		return 0, io.EOF
-	}
-	n = copy(p, letters[:min(len(letters), c.left)])
-	c.left -= n
-	c.read.Add(int64(n))
-	return n, nil
-}
-
-func (c *counted) Close() error { return nil }
