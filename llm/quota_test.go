@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -78,28 +79,24 @@ func TestACallCostsTheLargestOfItsShares(t *testing.T) {
 func TestCostsAreExact(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	number := func() int { return random.IntN(math.MaxInt) >> random.IntN(63) }
+	share := func(limit int, numbers ...int) *big.Int {
+		n := new(big.Int)
+		if limit == 0 {
+			return n
+		}
+		for _, number := range numbers {
+			n.Add(n, big.NewInt(int64(number)))
+		}
+		n.Mul(n, big.NewInt(1_000_000))
+		return n.Add(n, big.NewInt(int64(limit-1))).Div(n, big.NewInt(int64(limit)))
+	}
 	for range 20_000 {
 		q := llm.Quota{Requests: number(), Tokens: number(), Input: number(), Output: number()}
 		u := llm.Usage{Input: number(), Output: number(), CacheRead: number(), CacheWrite: number()}
-		input := new(big.Int)
-		for _, n := range []int{u.Input, u.CacheRead, u.CacheWrite} {
-			input.Add(input, big.NewInt(int64(n)))
-		}
-		output := big.NewInt(int64(u.Output))
-		want := big.NewInt(1)
-		for _, share := range []struct {
-			n     *big.Int
-			limit int
-		}{{big.NewInt(1), q.Requests}, {new(big.Int).Add(input, output), q.Tokens}, {input, q.Input}, {output, q.Output}} {
-			if share.limit == 0 {
-				continue
-			}
-			n := new(big.Int).Mul(share.n, big.NewInt(1_000_000))
-			n.Add(n, big.NewInt(int64(share.limit-1))).Div(n, big.NewInt(int64(share.limit)))
-			if n.Cmp(want) > 0 {
-				want = n
-			}
-		}
+		want := slices.MaxFunc([]*big.Int{
+			big.NewInt(1), share(q.Requests, 1), share(q.Tokens, u.Input, u.CacheRead, u.CacheWrite, u.Output),
+			share(q.Input, u.Input, u.CacheRead, u.CacheWrite), share(q.Output, u.Output),
+		}, (*big.Int).Cmp)
 		if million := big.NewInt(1_000_000); want.Cmp(million) > 0 {
 			want = million
 		}

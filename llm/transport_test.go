@@ -6,7 +6,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -115,7 +114,9 @@ func TestCallersAreNeverRefusedAndUseTheQuota(t *testing.T) {
 func (p *paced) level() int { return int(p.shaper.Stats().Level) }
 
 // A call reserves what its body asks for. It settles with what its answer reports when the answer has ended, and with
-// nothing else. What each provider in memory says is what this package reads.
+// nothing else. OpenAI gives nothing back, and says what is left. A server that only has the form of OpenAI's API says
+// nothing of the kind, and a call of it settles with all that it has used. What each provider in memory says is what this
+// package reads.
 func TestACallSettlesWhenItsAnswerEnds(t *testing.T) {
 	ofOpenAI := []llm.Left{{llm.Requests, 500, 499}, {llm.Tokens, 90_000, 89_000}}
 	for _, tt := range []struct {
@@ -127,6 +128,7 @@ func TestACallSettlesWhenItsAnswerEnds(t *testing.T) {
 	}{
 		{dialects[0], false, llm.Quota{Requests: 500, Tokens: 90_000}, ofOpenAI, 11_112, 11_112}, // max(1000, 200) of 90,000, for good
 		{dialects[0], true, llm.Quota{Requests: 500, Tokens: 90_000}, ofOpenAI, 11_112, 11_112},
+		{dialects[0], false, llm.Quota{Requests: 500, Tokens: 90_000}, nil, 11_112, 6667}, // 600 of 90,000, with what was cached
 		{
 			dialects[1], false, llm.Quota{Requests: 500, Input: 60_000, Output: 24_000},
 			[]llm.Left{{llm.Requests, 500, 499}, {llm.Input, 60_000, 60_000}, {llm.Output, 24_000, 24_000}}, // rounded
@@ -139,9 +141,14 @@ func TestACallSettlesWhenItsAnswerEnds(t *testing.T) {
 			for _, stream := range []bool{false, true} {
 				name := fmt.Sprintf("%s responses=%v stream=%v gzip=%v", tt.Dialect, tt.responses, stream, compressed)
 				synctest.Test(t, func(t *testing.T) {
-					p := newPaced(t, tt.spoken, tt.q, 30*time.Second, func(llmtest.Call) llmtest.Answer {
+					answer := func(llmtest.Call) llmtest.Answer {
 						return llmtest.Answer{Output: 400, CacheRead: 50, Gzip: compressed}
-					})
+					}
+					p := newPaced(t, tt.spoken, tt.q, 30*time.Second, answer)
+					if tt.left == nil { // Without limits the provider says nothing of them.
+						p.server = llmtest.New(llmtest.Config{Dialect: tt.Dialect, Answer: answer})
+						p.Base = p.server
+					}
 					r := llmtest.NewRequest(t.Context(), tt.Dialect, llmtest.Call{Input: 200, Most: 1000, Stream: stream, Responses: tt.responses})
 					estimate, err := tt.Estimate(r)
 					require.NoError(t, err)
@@ -166,31 +173,6 @@ func TestACallSettlesWhenItsAnswerEnds(t *testing.T) {
 				})
 			}
 		}
-	}
-}
-
-// OpenAI gives nothing back, and says what is left. A server that only has the form of OpenAI's API says nothing
-// of the kind, and a call of it settles with all that it has used.
-func TestAServerOfOpenAIsFormIsSettledWithWhatWasUsed(t *testing.T) {
-	for name, tt := range map[string]struct {
-		fields  http.Header
-		settled int // of 90,000 tokens a minute, in millionths
-	}{
-		"OpenAI": {http.Header{"X-Ratelimit-Limit-Tokens": {"90000"}, "X-Ratelimit-Remaining-Tokens": {"89000"}}, 22_223},
-		"vLLM":   {http.Header{}, 13_778},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			q := llm.Quota{Requests: 500, Tokens: 90_000}
-			p := newPaced(t, spoken{llm.OpenAI, llmtest.OpenAI}, q, 30*time.Second, nil)
-			p.Base = roundTrip(func(r *http.Request) (*http.Response, error) {
-				body := io.NopCloser(strings.NewReader(`{"usage":{"prompt_tokens":1000,"completion_tokens":240}}`))
-				header := tt.fields.Clone()
-				header.Set("Content-Type", "application/json")
-				return &http.Response{StatusCode: http.StatusOK, Header: header, Body: body, Request: r}, nil
-			})
-			require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 200, Most: 2000}), name)
-			require.Equal(t, tt.settled, p.level(), name)
-		})
 	}
 }
 
@@ -324,7 +306,3 @@ func TestARequestThatCannotBeEstimated(t *testing.T) {
 		require.Zero(t, p.server.Stats())
 	})
 }
-
-type roundTrip func(*http.Request) (*http.Response, error)
-
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -233,7 +233,7 @@ type faultLog struct {
 	log *slog.Logger
 
 	mu   sync.Mutex
-	last map[string]*faults
+	last map[string]faults
 }
 
 type faults struct {
@@ -242,26 +242,16 @@ type faults struct {
 }
 
 func (l *faultLog) note(reason string, status int) {
-	if l.log == nil {
-		return
-	}
 	l.mu.Lock()
-	if l.last == nil {
-		l.last = map[string]*faults{}
-	}
-	f := l.last[reason]
-	if f == nil {
-		f = new(faults)
-		l.last[reason] = f
-	}
+	f, now := l.last[reason], time.Now()
 	f.count++
-	now, count := time.Now(), f.count
-	due := f.logged.IsZero() || now.Sub(f.logged) >= time.Minute
+	count, due := f.count, now.Sub(f.logged) >= time.Minute
 	if due {
-		f.logged, f.count = now, 0
+		f = faults{logged: now}
 	}
+	l.last[reason] = f
 	l.mu.Unlock()
-	if due { // The log may be slow, so it is not written within the lock.
+	if due && l.log != nil { // The log may be slow, so it is not written within the lock.
 		l.log.Warn(reason, "status", status, "calls", count)
 	}
 }

@@ -94,7 +94,7 @@ func New(c Config) (*Gateway, error) {
 	if c.Ledger == nil {
 		c.Ledger = NewLedger()
 	}
-	g := &Gateway{config: c, dialect: d, faults: faultLog{log: c.Log}}
+	g := &Gateway{config: c, dialect: d, faults: faultLog{log: c.Log, last: map[string]faults{}}}
 	if c.Refuse == nil {
 		g.config.Refuse = g.WriteError
 	}

@@ -162,7 +162,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c, ok = d.parse(r, body)
 	}
 	if !ok {
-		s.count(func(st *Stats) { st.Failed++ })
+		s.mu.Lock()
+		s.stats.Failed++
+		s.mu.Unlock()
 		d.fail(w, http.StatusBadRequest)
 		return
 	}
@@ -226,12 +228,6 @@ func (s *Server) takeLocked(q llm.Quota, now time.Time) {
 	c.Tokens += q.Tokens
 	c.Input += q.Input
 	c.Output += q.Output
-}
-
-func (s *Server) count(f func(*Stats)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f(&s.stats)
 }
 
 // serve answers a call that has been admitted.
