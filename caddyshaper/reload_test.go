@@ -214,7 +214,8 @@ func TestALineOfTheSiteCanComeAndGoAndChange(t *testing.T) {
 func TestAConfigurationThatFailsAtTheLastMomentIsUndone(t *testing.T) {
 	s := serve(t, "shape line {\n limits 1/h depth 5\n site 1/h burst 2\n}"+proxied)
 	require.Equal(t, 200, s.get("/0").status)
-	config, err := adapt(s.caddyfile("shape line {\n limits 100/s depth 5\n}" + proxied))
+	// It is in force for some milliseconds, in which the level is not to drain.
+	config, err := adapt(s.caddyfile("shape line {\n limits 2/h depth 5\n}" + proxied))
 	require.NoError(t, err)
 	var fields map[string]any
 	require.NoError(t, json.Unmarshal(config, &fields))
