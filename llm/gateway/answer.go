@@ -82,10 +82,8 @@ func (a *answer) WriteHeader(status int) {
 	if n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64); err == nil {
 		a.length = n
 	}
-	if left := c.g.dialect.provider.Left; left != nil {
-		if n, ok := c.g.config.Quota.Scarcest(left(h)); ok {
-			c.g.config.Line().AtMost(c.g.scaled(n, math.Floor))
-		}
+	if n, ok := c.g.config.Quota.Scarcest(c.g.dialect.provider.Left(h)); ok {
+		c.g.config.Line().AtMost(c.g.scaled(n, math.Floor))
 	}
 	if a.captured == nil {
 		a.begin()
@@ -167,9 +165,8 @@ func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 // readRefusal holds the line for as long as a refusal asks.
 func (a *answer) readRefusal() {
 	c := a.call
-	if holdFor := c.g.dialect.provider.HoldFor; holdFor != nil {
-		a.pause = holdFor(&http.Response{StatusCode: a.status, Header: a.Header(), Body: io.NopCloser(bytes.NewReader(a.captured.Bytes()))})
-	}
+	body := io.NopCloser(bytes.NewReader(a.captured.Bytes()))
+	a.pause = c.g.dialect.provider.HoldFor(&http.Response{StatusCode: a.status, Header: a.Header(), Body: body})
 	if a.status == http.StatusTooManyRequests {
 		c.g.config.Ledger.providerRefused()
 		c.g.faults.note("the provider has refused a call with 429", a.status)

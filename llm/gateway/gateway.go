@@ -186,7 +186,7 @@ func (c *call) read(r *http.Request) error {
 	}
 	p := c.g.dialect.provider
 	head, whole, err := llm.Peek(r)
-	if err == nil && p.Estimate != nil {
+	if err == nil {
 		c.estimate, err = p.Estimate(r)
 	}
 	if err != nil {
@@ -195,7 +195,7 @@ func (c *call) read(r *http.Request) error {
 		}
 		return fmt.Errorf("%w: %w", errBody, err)
 	}
-	if c.cost, c.isWhole = c.g.cost(c.g.counted(c.estimate)), whole; whole {
+	if c.cost, c.isWhole = c.g.cost(p.Counted(c.estimate)), whole; whole {
 		c.body = head
 	}
 	if c.g.config.Record != nil {

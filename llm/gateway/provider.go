@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"maps"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -14,7 +15,7 @@ import (
 
 // A dialect is how the API of a provider says what a gateway says in its place.
 type dialect struct {
-	provider llm.Provider
+	provider llm.Provider // with all its functions
 	fail     func(h http.Header, f failure) (document any)
 	left     func(h http.Header, kind llm.Kind, limit, remaining int, full time.Duration) // nil: it does not say
 }
@@ -102,15 +103,13 @@ func times[N ~int | ~float64](n N, by float64) N { return N(float64(n) * by) }
 // Scale returns the Scale of the [Config] for a line that was made for the quota from and now has the quota to: by how
 // much the least of the limits that both have has grown.
 func Scale(from, to llm.Quota) float64 {
-	scale := 0.
+	scale := math.Inf(1)
 	for _, l := range [][2]int{{from.Requests, to.Requests}, {from.Tokens, to.Tokens}, {from.Input, to.Input}, {from.Output, to.Output}} {
 		if l[0] > 0 && l[1] > 0 {
-			if grown := float64(l[1]) / float64(l[0]); scale == 0 || grown < scale {
-				scale = grown
-			}
+			scale = min(scale, float64(l[1])/float64(l[0]))
 		}
 	}
-	if scale == 0 {
+	if math.IsInf(scale, 1) {
 		return 1
 	}
 	return min(max(scale, 1e-3), 1e3)

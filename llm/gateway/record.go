@@ -91,12 +91,5 @@ func (g *Gateway) takenFor(estimate llm.Usage, m *llm.Meter) Taken {
 			return takenBy(counted)
 		}
 	}
-	return takenBy(g.counted(estimate))
-}
-
-func (g *Gateway) counted(u llm.Usage) llm.Usage {
-	if counted := g.dialect.provider.Counted; counted != nil {
-		return counted(u)
-	}
-	return u
+	return takenBy(g.dialect.provider.Counted(estimate))
 }

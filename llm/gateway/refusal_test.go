@@ -336,9 +336,9 @@ func TestARefusalThatIsPassedOn(t *testing.T) {
 		input    int
 		attempts int
 	}{
-		"the second one":         {0, 10, 2},
+		"the second one":         {time.Hour, 10, 2},
 		"the deadline is nearer": {3 * time.Second, 10, 1},
-		"the body is too long":   {0, 1 << 19, 1},
+		"the body is too long":   {time.Hour, 1 << 19, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			attempts := 0
@@ -349,12 +349,8 @@ func TestARefusalThatIsPassedOn(t *testing.T) {
 				_, _ = w.Write([]byte("no"))
 			})
 			g := newRig(t, "openai", llm.Quota{Requests: 6000}, next, nil)
-			ctx := t.Context()
-			if c.timeout > 0 {
-				var stop func()
-				ctx, stop = context.WithTimeout(ctx, c.timeout)
-				defer stop()
-			}
+			ctx, stop := context.WithTimeout(t.Context(), c.timeout)
+			defer stop()
 			w := g.call("gold", request(ctx, "openai", c.input, 10, false))
 			require.Equal(t, 429, w.Code, name)
 			require.Equal(t, "no", w.Body.String(), name)
