@@ -47,23 +47,6 @@ func TestATokenThatIsNotThereIsAMistake(t *testing.T) {
 	}
 }
 
-// A line that kept those waiting who look at it, or the load balancer that asks for the server,
-// would be seen by nobody, and lose the server its requests.
-func TestThePageAndReadinessDoNotWaitInLine(t *testing.T) {
-	s := serve(t, `shape_inspect /shaper* {
-		hosts shop.example
-	}
-	shape_ready /ready
-	shape shop limits 1/h
-	respond "served"`)
-	require.Equal(t, http.StatusOK, s.get("/").status)
-	require.Equal(t, http.StatusTooManyRequests, s.get("/").status)
-	for range 3 {
-		require.Equal(t, http.StatusOK, s.get("/shaper/").status)
-		require.Equal(t, `{"ready":true}`+"\n", s.get("/ready").body)
-	}
-}
-
 // sources returns the names of the sources that the page at /shaper shows.
 func (s *site) sources() (names []string) {
 	s.t.Helper()

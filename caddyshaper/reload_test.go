@@ -138,6 +138,7 @@ func TestBrokenRulesAreToldWithFileAndLine(t *testing.T) {
 	err := s.load("shape {\n rules " + rules + "\n}" + proxied)
 	require.ErrorContains(t, err, "shape: rules: "+rules+":3:10: ")
 	require.ErrorContains(t, err, `(in the shape "http://shop.example")`)
+	require.ErrorContains(t, s.load("shape {\n rules /nowhere/shaper.yaml\n}"+proxied), "shape: rules: /nowhere/shaper.yaml: cannot be read")
 }
 
 func TestLinesThatCanNotChangeAreReplacedWithTheirLevels(t *testing.T) {

@@ -142,14 +142,3 @@ func TestWhoStillWaitsAtTheEndOfTheGracePeriodIsTold(t *testing.T) {
 		return
 	}
 }
-
-func TestLevelsAreSavedWhenTheProcessEnds(t *testing.T) {
-	s := newSite(t)
-	directives := "shape line {\n limits 1/h\n state " + s.log + ".levels\n}" + proxied
-	p := s.start(directives)
-	require.Equal(t, 200, s.get("/").status)
-	require.Zero(t, p.Stop(syscall.SIGTERM))
-	p = s.start(directives)
-	require.Equal(t, 429, s.get("/").status)
-	require.Zero(t, p.Stop(syscall.SIGTERM))
-}

@@ -1,7 +1,6 @@
 package main_test
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,21 +17,6 @@ func TestTheVersionSaysWhatThisIs(t *testing.T) {
 	require.Zero(t, status)
 	require.Contains(t, text, "leaky-bucket traffic shaper")
 	require.Contains(t, text, "shaperd [command]")
-}
-
-func TestValidateNamesFileAndLine(t *testing.T) {
-	for name, c := range map[string]struct{ caddyfile, want string }{
-		"block in a line": {":80 {\n\tshape /login { limits 5/min burst 5 }\n}\n", `Caddyfile:2`},
-		"no rules file":   {":80 {\n\tshape {\n\t\trules /nowhere/shaper.yaml\n\t}\n}\n", `/nowhere/shaper.yaml`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			file := writeFile(t, "Caddyfile", c.caddyfile)
-			want := strings.Replace(c.want, "Caddyfile", file, 1)
-			status, text := do(t, "validate", "--config", file)
-			require.Equal(t, 1, status)
-			require.Contains(t, text, want)
-		})
-	}
 }
 
 // Caddy's validate provisions a configuration and starts none of it.
