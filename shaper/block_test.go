@@ -2,11 +2,8 @@ package shaper_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -51,6 +48,16 @@ func TestABlockHidesNoOtherReason(t *testing.T) {
 		g.arriveAll("closed")
 		g.saw("0s a left", "0s b left", "0s c full, retry 1m0s", "0s costly costly, retry 0s", "0s closed closed, retry 0s")
 	}, shaper.WithBlock(time.Minute))
+}
+
+// Who has to wait for the bucket for longer than the block lasts is told so.
+func TestABlockShortensNoRetryAfter(t *testing.T) {
+	play(t, "1 per 10s", func(g *stage) {
+		g.arriveAll("a", "b")
+		g.at(time.Second)
+		g.arriveAll("c")
+		g.saw("0s a left", "0s b full, retry 10s", "1s c full, retry 9s")
+	}, shaper.WithBlock(3*time.Second))
 }
 
 // AllowN is judged as with Depth 0, so its refusal is the refusal of a full bucket.
@@ -169,77 +176,6 @@ func TestABlockIsFrom0To365Days(t *testing.T) {
 	}, shaper.WithBlock(-1), shaper.WithBlock(time.Hour), shaper.WithBlock(0))
 }
 
-// A shaper with WithBlock is a gate in front of one without: that is the obvious way to
-// write it, and random calls must not tell one from the other.
-func TestABlockIsAGateInFrontOfAShaper(t *testing.T) {
-	shut := 0
-	for seed := range uint64(20) {
-		r := rand.New(rand.NewPCG(seed, 15))
-		l := shaper.Limits{Rate: 10, Burst: 1 + r.IntN(3), Depth: r.IntN(4), MaxWait: time.Duration(r.IntN(5)) * 100 * ms}
-		span := time.Duration(1+r.IntN(2000)) * ms
-		playLimits(t, l, func(g *stage) {
-			plain, err := shaper.New(l)
-			require.NoError(t, err)
-			gate := &gate{stage: &stage{Shaper: plain, t: t, start: g.start, cancels: map[string]context.CancelFunc{}}, span: span}
-			for i := range 300 {
-				time.Sleep(time.Duration(r.IntN(150)) * ms)
-				if r.IntN(20) == 0 {
-					time.Sleep(time.Until(gate.until)) // To the very instant at which it opens.
-				}
-				name, n, within := fmt.Sprint(i), 1+r.IntN(3), time.Duration(r.IntN(600))*ms
-				switch {
-				case time.Now().Before(gate.until):
-					shut++
-					g.arrive(name, n)
-				case r.IntN(2) == 0:
-					g.arrive(name, n)
-					within = time.Hour
-				default:
-					g.arriveWithin(within, name, n)
-				}
-				gate.arriveWithin(within, name, n)
-			}
-			g.at(time.Hour)
-			gate.saw(g.log...)
-		}, shaper.WithBlock(span))
-	}
-	require.Greater(t, shut, 1000, "the gate was shut")
-}
-
-// A gate closes when the shaper behind it refuses a request as its line or bucket is full.
-type gate struct {
-	*stage
-	span  time.Duration
-	until time.Time
-}
-
-func (g *gate) arriveWithin(d time.Duration, name string, n int) {
-	if left := time.Until(g.until); left > 0 {
-		_, err := g.Forecast(n)
-		rejected, ok := errors.AsType[*shaper.RejectError](err)
-		switch {
-		case errors.Is(err, shaper.ErrTooCostly):
-			g.note(name + " " + outcome(err))
-			return
-		case ok:
-			left = max(left, rejected.RetryAfter)
-		}
-		g.note(fmt.Sprintf("%s full, retry %v", name, left))
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), d)
-	g.cancels[name] = cancel
-	go func() {
-		err := g.WaitN(ctx, n)
-		if rejected, ok := errors.AsType[*shaper.RejectError](err); ok && rejected.Reason == shaper.ErrQueueFull {
-			g.until = time.Now().Add(g.span)
-			rejected.RetryAfter = max(rejected.RetryAfter, g.span)
-		}
-		g.note(name + " " + outcome(err))
-	}()
-	synctest.Wait()
-}
-
 // WithBlock on the keys of a Group.
 
 func TestABlockOutlivesItsDrainedBucket(t *testing.T) {
@@ -328,20 +264,5 @@ func TestLimitsOfABlockedKey(t *testing.T) {
 		g.arriveAll("b3")
 		g.saw("0s a1 left", "0s a2 full, retry 1m0s", "0s b1 left", "0s b2 full, retry 1m0s", "5s a3 full, retry 55s",
 			"5s a4 left", "5s a5 left", "5s a6 left", "5s a7 full, retry 1m0s", "5s b3 full, retry 55s")
-	}, shaper.WithBlock(time.Minute))
-}
-
-func TestTheBlockOfAKeyIsSeen(t *testing.T) {
-	playKeys(t, "1/s", func(g *groupStage) {
-		g.arriveAll("a1", "a2")
-		st := g.Limiter("a").Stats()
-		require.Equal(t, g.start.Add(time.Minute), st.BlockedUntil)
-		_, err := g.Forecast("a", 1)
-		require.Equal(t, "full, retry 1m0s", outcome(err))
-		wait, err := g.Forecast("b", 1)
-		require.NoError(t, err)
-		require.Zero(t, wait)
-		require.Equal(t, time.Minute, g.Refusals()[0].RetryAfter)
-		require.NoError(t, g.Close())
 	}, shaper.WithBlock(time.Minute))
 }

@@ -131,29 +131,6 @@ func TestAllowAndDoOfADryRun(t *testing.T) {
 	}, shaper.WithDryRun())
 }
 
-// If the limits function returns an error, a Group refuses the call. In a dry run the error becomes
-// the verdict, which is no refusal even if the error wraps one.
-func TestADryRunOutlivesLimitsThatCannotBeHad(t *testing.T) {
-	failure := errors.New("no such user")
-	playKeys(t, "1/s", func(g *groupStage) {
-		g.says("bad", func() (shaper.Limits, error) { return shaper.Limits{}, failure })
-		g.says("nan", func() (shaper.Limits, error) { return shaper.Limits{}, nil })
-		g.says("full", func() (shaper.Limits, error) { return shaper.Limits{}, shaper.ErrQueueFull })
-		for _, key := range []string{"bad", "nan", "full"} {
-			ctx := shaper.ContextWithVerdict(context.Background())
-			require.NoError(t, g.Wait(ctx, key))
-			v, ok := shaper.VerdictOf(ctx)
-			require.True(t, ok)
-			require.Equal(t, "refuse;reason=no-limits", v.String())
-			if key == "bad" {
-				require.ErrorIs(t, v.Err, failure)
-			}
-		}
-		require.EqualValues(t, 3, g.Group.Stats().LimitErrors)
-		require.Zero(t, g.Group.Stats().Refused)
-	}, shaper.WithDryRun())
-}
-
 // The hook runs once for each call, when the call passes.
 func TestHooksOfADryRunGetTheVerdict(t *testing.T) {
 	var mu sync.Mutex
@@ -196,19 +173,6 @@ func TestHooksOfADryRunGetTheVerdict(t *testing.T) {
 		require.Equal(t, "bad", events[0].Key)
 		require.ErrorContains(t, events[0].Verdict.Err, "no such user")
 	}, shaper.WithDryRun(), shaper.WithName("new"), trace)
-}
-
-// A dry run has no goroutine: nobody closes it here, and a bubble must not end before its
-// goroutines have.
-func TestADryRunTakesNoGoroutine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(limitsOf(t, "1 per 1h depth 50"), shaper.WithDryRun())
-		require.NoError(t, err)
-		for range 60 {
-			require.NoError(t, s.Wait(t.Context()))
-		}
-		require.Equal(t, 50, s.Stats().Waiting)
-	})
 }
 
 // The shadow of a dry run grows to Depth at most, even if nobody looks at its state.
@@ -360,7 +324,7 @@ func TestMiddlewareTellsTheVerdict(t *testing.T) {
 
 // A dry run also tries a new key function or limits function, so its errors refuse nothing.
 func TestADryRunLetsRequestsWithoutAKeyThrough(t *testing.T) {
-	failure := errors.New("set up wrongly")
+	failure := fmt.Errorf("set up wrongly: %w", shaper.ErrQueueFull) // That is no refusal of the Group.
 	var events []shaper.Event
 	trace := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { events = append(events, e) }})
 	playKeys(t, "1/s", func(g *groupStage) {
@@ -475,16 +439,6 @@ func TestAVerdictIsLeftWhereItIsWanted(t *testing.T) {
 		require.True(t, ok)
 		require.Greater(t, v.Wait, 59*time.Minute)
 	}
-}
-
-func TestOnlyADryRunLeavesAVerdict(t *testing.T) {
-	s, err := shaper.New(limitsOf(t, "1 per 1h"))
-	require.NoError(t, err)
-	ctx := shaper.ContextWithVerdict(t.Context())
-	require.NoError(t, s.Wait(ctx))
-	require.ErrorIs(t, s.Wait(ctx), shaper.ErrQueueFull)
-	_, ok := shaper.VerdictOf(ctx)
-	require.False(t, ok)
 }
 
 // Of several verdicts the harshest counts, whatever their order.

@@ -39,22 +39,6 @@ func TestSlowLimitsDelayTheirOwnKeyOnly(t *testing.T) {
 	})
 }
 
-// Those who come with one new key at once share one question and one bucket. (In
-// which order they enter its line is open: they are admitted when it is answered.)
-func TestANewKeyIsAskedForOnce(t *testing.T) {
-	playKeys(t, "1/s burst 3", func(g *groupStage) {
-		g.slow("a", time.Second)
-		for i := range 9 {
-			go func() { g.note(fmt.Sprint(i, " ", g.Allow("a"))) }()
-		}
-		g.at(time.Minute)
-		require.Len(t, g.stage.log, 9)
-		require.EqualValues(t, 3, g.Group.Stats().Departed)
-		require.EqualValues(t, 6, g.Group.Stats().QueueFull)
-		require.Equal(t, []string{"a"}, g.wasAsked())
-	})
-}
-
 // A bucket that is drained, but not deleted yet, keeps its Limits: who comes often
 // enough is not asked for each time.
 func TestADrainedBucketKeepsItsLimitsUntilItIsDeleted(t *testing.T) {

@@ -152,40 +152,6 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 	})
 }
 
-// Keys with the same Limits that the hash puts together share one bucket, and keys with other
-// Limits do not.
-func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		of := []Limits{{Rate: 1, Burst: 5}, {Rate: 2, Burst: 5}, {Rate: 1, Burst: 5}}
-		g := fullGroup(t, of)
-		defer g.Close()
-		allowed := map[*keyedFlow[int]]int{}
-		sharers := map[*keyedFlow[int]]map[int]bool{}
-		for key := range 9000 {
-			kf, ok := use(t, g, key)
-			require.NotNil(t, kf)
-			require.Equal(t, of[key%3], kf.Value.bucket.limits)
-			if ok {
-				allowed[kf]++
-			}
-			if sharers[kf] == nil {
-				sharers[kf] = map[int]bool{}
-			}
-			sharers[kf][key] = true
-		}
-		shared := 0
-		for kf, n := range allowed {
-			require.Equal(t, min(5, len(sharers[kf])), n)
-			if len(sharers[kf]) > 1 {
-				shared++
-			}
-		}
-		require.Greater(t, shared, keyed.MaxShared/2)
-		require.LessOrEqual(t, len(allowed), keyed.MaxShared)
-		require.Equal(t, 2, g.spill.plans.of.Len(), "one for each value of Limits")
-	})
-}
-
 // A shared bucket is deleted when it is drained, however many keys from other keyed.Homes
 // it serves.
 func TestSharedBucketsOfWideReachDrain(t *testing.T) {
@@ -208,50 +174,6 @@ func TestSharedBucketsOfWideReachDrain(t *testing.T) {
 		synctest.Wait()
 		require.Zero(t, g.overflow.Len())
 		require.Nil(t, g.overflow.All())
-	})
-}
-
-// Of two keys that share a bucket neither knows whose request is in flight: both go on
-// sharing until there is none, and then each has a bucket and a cap of its own.
-func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		capped := Limits{Rate: 1000, Depth: 9, InFlight: 1}
-		g := fullGroup(t, []Limits{capped})
-		defer g.Close()
-		other := 2
-		for g.homeOf(other) != g.homeOf(1) {
-			other++
-		}
-		release, err := g.Acquire(context.Background(), 1, 1)
-		require.NoError(t, err)
-		g.maxKeys = 99 // As if others had drained.
-		left := make(chan func())
-		go func() {
-			release, err := g.Acquire(context.Background(), other, 1)
-			if err != nil {
-				t.Error(err)
-			}
-			left <- release
-		}()
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		require.Equal(t, 1, g.Stats().Keys)
-		require.Equal(t, 1, g.Stats().Waiting)
-		release()
-		releaseOther := <-left
-		wait, err := g.Forecast(1, 1)
-		require.NoError(t, err)
-		require.Positive(t, wait)
-		releaseOther()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		require.Zero(t, g.overflow.Len(), "the shared bucket is drained and gone")
-		for _, key := range []int{1, other} {
-			release, err := g.Acquire(context.Background(), key, 1)
-			require.NoError(t, err)
-			defer release()
-		}
-		require.Equal(t, 3, g.Stats().Keys)
 	})
 }
 

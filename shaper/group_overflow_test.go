@@ -37,27 +37,6 @@ func TestAFullTableKeepsTheKeysItHas(t *testing.T) {
 	}, shaper.WithMaxKeys(2))
 }
 
-// Whoever has emptied his bucket and makes up keys to have it deleted, or comes back
-// as a new one, has emptied it all the same.
-func TestAFullTableGivesNoFreshAllowance(t *testing.T) {
-	playKeys(t, "1 per 10s burst 3", func(g *groupStage) {
-		require.True(t, g.AllowN("a", 3))
-		require.True(t, g.AllowN("b", 1))
-		for second := range 30 {
-			g.at(time.Duration(second) * time.Second)
-			for i := range 100 {
-				g.Allow(fmt.Sprint("spoofed ", i))
-			}
-			if second < 10 {
-				require.False(t, g.AllowN("a", 1), "at %d s", second)
-			}
-			st, ok := g.StatsOf("a")
-			require.True(t, ok)
-			require.InDelta(t, 3-float64(second)/10, st.Level, 1e-9)
-		}
-	}, shaper.WithMaxKeys(2))
-}
-
 // A key in overflow waits, is refused and gives up as any other, in one line with
 // those whom it shares with, and has its seat in flight.
 func TestAnOverflowBucketHasALine(t *testing.T) {
@@ -199,33 +178,6 @@ func TestAHoldFromOverflowCanBeEnded(t *testing.T) {
 		g.Hold("a", 0)
 		g.arriveAll("a1")
 		g.saw("0s z left", "2s a1 left")
-	}, shaper.WithMaxKeys(1))
-}
-
-// Whoever floods the keys of one rule does not keep the keys of another out.
-func TestAFloodOfOneRuleLeavesTheOthersIn(t *testing.T) {
-	playKeys(t, "1/h", func(g *groupStage) {
-		g.limit("search", "10/s")
-		for i := range 20_000 {
-			g.Allow(fmt.Sprint("login ", i))
-		}
-		require.True(t, g.Allow("search"))
-		require.False(t, g.Allow("search"))
-		g.at(100 * ms)
-		require.True(t, g.Allow("search"))
-	}, shaper.WithMaxKeys(100))
-}
-
-// An overflow bucket keeps the timer until it is drained, and no longer.
-func TestOverflowBucketsDrain(t *testing.T) {
-	playKeys(t, "1/s", func(g *groupStage) {
-		g.limit("b", "1/h")
-		require.True(t, g.Allow("a"))
-		require.True(t, g.Allow("b"))
-		g.at(time.Hour - ns)
-		require.Zero(t, g.Group.Stats().Keys)
-		g.at(time.Hour + time.Second)
-		g.alone()
 	}, shaper.WithMaxKeys(1))
 }
 

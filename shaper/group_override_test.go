@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -363,17 +362,6 @@ func TestShutdownLetsAllLinesLeave(t *testing.T) {
 	})
 }
 
-func TestShutdownOfAGroupWithoutLinesIsDoneAtOnce(t *testing.T) {
-	playKeys(t, "1/h depth 9", func(g *groupStage) {
-		g.arriveAll("a1")
-		require.NoError(t, g.Shutdown(closedContext()))
-		require.NoError(t, g.Shutdown(closedContext()))
-		g.alone()
-		g.arriveAll("a2")
-		g.saw("0s a1 left", "0s a2 closed, retry 0s")
-	})
-}
-
 func TestShutdownOfAGroupThatIsGivenUpGoesOn(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
 		g.arriveAll("a1", "a2", "b1", "b2", "b3")
@@ -424,19 +412,6 @@ func TestShutdownLetsTheLinesOfSharedBucketsLeave(t *testing.T) {
 	}, shaper.WithMaxKeys(1))
 }
 
-func TestSeatsComeBackAfterClose(t *testing.T) {
-	playKeys(t, "inf depth 9 inflight 1", func(g *groupStage) {
-		g.acquireAll("a1", "a2", "b1")
-		require.NoError(t, g.Close())
-		g.release("a1", "a2", "b1", "a1")
-		g.saw("0s a1 left", "0s b1 left", "0s a2 closed, retry 0s")
-		g.acquireAll("a3")
-		g.release("a3")
-		g.saw("0s a3 closed, retry 0s")
-		g.alone()
-	})
-}
-
 // Close and Shutdown may be called from every hook.
 func TestCloseOfAGroupFromInsideAHook(t *testing.T) {
 	var g *groupStage
@@ -455,45 +430,4 @@ func TestCloseOfAGroupFromInsideAHook(t *testing.T) {
 			g.alone()
 		}, shaper.WithTrace(trace))
 	}
-}
-
-// The hooks of all keys are the same, and are told which it is.
-func TestHooksAreToldTheKey(t *testing.T) {
-	var mu sync.Mutex
-	var told []string
-	hook := func(what string) func(context.Context, shaper.Event) {
-		return func(_ context.Context, e shaper.Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			told = append(told, fmt.Sprintf("%s %s %v cost %d waiting %d waited %v: %v", e.Name, what, e.Key, e.Cost, e.Waiting, e.Waited, e.Err))
-		}
-	}
-	playKeys(t, "1/s depth 1", func(g *groupStage) {
-		g.arriveAll("a1")
-		require.True(t, g.Allow("b"))
-		g.arriveAll("b2", "a2", "a3")
-		require.False(t, g.Allow("b"))
-		g.cancel("b2")
-		g.at(time.Second)
-		g.arriveAll("a4")
-		require.NoError(t, g.Close())
-		synctest.Wait() // a4 runs its hook in its own goroutine, which must not race with that of c1.
-		g.arriveAll("c1")
-		synctest.Wait()
-		require.Equal(t, []string{
-			"api departed a cost 1 waiting 0 waited 0s: <nil>",
-			"api departed b cost 1 waiting 0 waited 0s: <nil>",
-			"api enqueued b cost 1 waiting 1 waited 0s: <nil>",
-			"api enqueued a cost 1 waiting 1 waited 0s: <nil>",
-			"api refused a cost 1 waiting 1 waited 0s: shaper: queue is full (retry after 1s)",
-			"api refused b cost 1 waiting 1 waited 0s: shaper: queue is full (retry after 2s)",
-			"api abandoned b cost 1 waiting 0 waited 0s: context canceled",
-			"api departed a cost 1 waiting 0 waited 1s: <nil>",
-			"api enqueued a cost 1 waiting 1 waited 0s: <nil>",
-			"api refused a cost 1 waiting 0 waited 0s: shaper: closed",
-			"api refused c cost 1 waiting 0 waited 0s: shaper: closed",
-		}, told)
-	}, shaper.WithName("api"), shaper.WithTrace(&shaper.Trace{
-		Enqueued: hook("enqueued"), Departed: hook("departed"), Refused: hook("refused"), Abandoned: hook("abandoned"),
-	}))
 }

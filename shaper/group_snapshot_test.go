@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"os"
 	"strings"
@@ -504,61 +503,4 @@ func TestRateLimitFieldsAreThoseOfTheKey(t *testing.T) {
 			require.Equal(t, row.state, answer.Header.Get("RateLimit"), row.path)
 		}
 	}, shaper.WithName("api"))
-}
-
-// Each key has seats of its own, which its handlers give back, or those who hijack.
-func TestCapsPerKey(t *testing.T) {
-	playKeys(t, "inf depth 1 inflight 1", func(g *groupStage) {
-		ends := map[string]chan struct{}{"/a1": make(chan struct{}), "/a2": make(chan struct{}), "/b1": make(chan struct{})}
-		v := &site{g.stage, g.Middleware(firstLetter)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			g.note(r.URL.Path[1:] + " runs")
-			<-ends[r.URL.Path]
-		}))}
-		for _, path := range []string{"a1", "a2", "a3", "b1"} {
-			v.visit(path)
-		}
-		g.saw("0s a1 runs", "0s a3 429, retry 1", "0s b1 runs")
-		g.at(time.Second)
-		close(ends["/a1"])
-		g.saw("1s a1 200", "1s a2 runs")
-		close(ends["/a2"])
-		close(ends["/b1"])
-		g.saw("1s a2 200", "1s b1 200")
-
-		h := g.Middleware(firstLetter)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			require.False(t, fits(g, "a"), "it has the only seat")
-			_, _, err := w.(http.Hijacker).Hijack()
-			require.NoError(t, err)
-			require.True(t, fits(g, "a"))
-		}))
-		h.ServeHTTP(hijackable(nil), httptest.NewRequest("GET", "/a", nil))
-	})
-}
-
-// fits says whether a request of a key would leave at once.
-func fits(g *groupStage, key string) bool {
-	wait, err := g.Forecast(key, 1)
-	return wait == 0 && err == nil
-}
-
-// Whether the request will wait is told by the bucket: of one that is not there yet
-// the limits are asked for once, when it is made.
-func TestReadingAheadAsksForLimitsOnce(t *testing.T) {
-	t.Parallel()
-	asked := make(chan string, 99)
-	group, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
-		asked <- key
-		return shaper.Limits{Rate: 1. / 3600}, nil
-	})
-	require.NoError(t, err)
-	defer group.Close()
-	h := group.Middleware(firstLetter)(http.HandlerFunc(echo))
-	e := newBlindEntrance(t, 0)
-	e.Config.ReadTimeout = time.Minute
-	e.admit("inf")
-	e.outer = func(http.Handler) http.Handler { return h }
-	e.open()
-	require.Equal(t, "HELLO", e.visit(post("/a", "hello")).reads(200))
-	e.visit(post("/a", "he")).reads(429) // Without waiting for the rest.
-	require.Len(t, asked, 1)
 }

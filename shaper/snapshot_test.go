@@ -108,27 +108,6 @@ func TestRestartsRoundNothing(t *testing.T) {
 	}
 }
 
-// It is not known when the rate changed, so the bucket leaks at the lower one: whichever was
-// in force while the process was down, no more leaves than that would have let.
-func TestOtherLimitsAfterARestart(t *testing.T) {
-	for _, c := range []struct{ before, after, saved string }{
-		{"1/s burst 100", "10/s depth 3", "46"}, // The smaller Burst changes no level.
-		{"1/s burst 100", "1000000000/s burst 1000", "46"},
-		{"1/s burst 100", "inf", ""},
-		{"inf", "1/s burst 100", ""},
-	} {
-		play(t, c.before, func(g *stage) {
-			g.arrive("a", 50)
-			snapshot := snapshotOf(t, g)
-			g.at(4 * time.Second)
-			s := restarted(t, c.after, snapshot)
-			rates := map[bool]string{true: "", false: `,"level":"` + c.saved + `"`}
-			require.Contains(t, snapshotOf(t, s), `"taken":"2000-01-01T00:00:04Z"`+rates[c.saved == ""])
-			require.Equal(t, c.saved != "", strings.Contains(snapshotOf(t, s), "level"))
-		})
-	}
-}
-
 func TestHoldsAndBlocksOutliveARestart(t *testing.T) {
 	play(t, "1/s depth 1", func(g *stage) {
 		g.Hold(10 * time.Second)
