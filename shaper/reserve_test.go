@@ -570,6 +570,40 @@ func TestASettleChargesTheBucketThatTheKeyHasThen(t *testing.T) {
 	})
 }
 
+// Whichever way a request of a key comes, it is in the bucket of the key.
+func TestAllEntrancesOfAKeyLeadToItsBucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		l := shaper.Limits{Rate: 1, Burst: 10, Depth: 9}
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil })
+		require.NoError(t, err)
+		a := g.Limiter("a")
+		require.NoError(t, a.Do(ctx, 2, func(context.Context) error { return nil }))
+		require.True(t, a.AllowN(1))
+		require.NoError(t, g.Spend(ctx, "a", 3, func(context.Context) (int, error) { return 1, nil }))
+		require.ErrorIs(t, g.Spend(ctx, "a", -1, nil), shaper.ErrNegativeCost)
+		require.InDelta(t, 4, a.Stats().Level, 1e-9)
+		require.Zero(t, g.Limiter("b").Stats().Level)
+
+		s, err := shaper.New(l, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		s.For("a").AtMost(6)
+		require.InDelta(t, 4, s.Stats().Level, 1e-9)
+		wait, err := s.For("b").Forecast(7)
+		require.NoError(t, err)
+		require.Equal(t, time.Second, wait)
+
+		dear := shaper.WithCostOf(s.For("a"), func(n int) int { return 2 * n })
+		settle, err := dear.(interface {
+			Reserve(ctx context.Context, estimate int) (settle func(actual int), err error)
+		}).Reserve(ctx, 3)
+		require.NoError(t, err)
+		require.InDelta(t, 10, s.Stats().Level, 1e-9)
+		settle(1)
+		require.InDelta(t, 6, s.Stats().Level, 1e-9)
+	})
+}
+
 // A Chain reserves in each of its Limiters, and gives back what a later one refuses.
 func TestAChainSettlesWithAllItsLimiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
