@@ -19,8 +19,9 @@ import (
 type outcome byte
 
 const (
-	departed outcome = 'D'
-	refused  outcome = 'R'
+	departed    outcome = 'D'
+	unavailable outcome = 'U' // refused with ErrUnavailable
+	refused     outcome = 'R' // refused for another reason
 )
 
 // An entry is the end of one request.

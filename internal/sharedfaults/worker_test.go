@@ -153,7 +153,13 @@ func (w *worker) trace() *shaper.Trace {
 	}
 	return &shaper.Trace{
 		Departed: func(_ context.Context, e shaper.Event) { write(departed, e) },
-		Refused:  func(_ context.Context, e shaper.Event) { write(refused, e) },
+		Refused: func(_ context.Context, e shaper.Event) {
+			if errors.Is(e.Err, shaper.ErrUnavailable) {
+				write(unavailable, e)
+				return
+			}
+			write(refused, e)
+		},
 	}
 }
 
