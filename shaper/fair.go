@@ -30,8 +30,8 @@ import (
 //   - Order. Requests of one key leave in the order in which they were admitted, and only a retry of a
 //     [Transport] is ahead of the newcomers of its own key. A key pays cost/weight for each departure.
 //     Between keys that head goes first with which its key will have paid least; of equal ones
-//     the head that has been the head of its key's line longest. A key that comes begins with what the
-//     key of the latest departure has paid.
+//     the head that has been the head of its key's line longest. A key that comes begins with the most
+//     that a key had paid when a request of it left.
 //   - Wait. If all costs and weights are equal, the k-th request of a key in line leaves with the
 //     (k·n)-th departure after it came at the latest, where n is the greatest number of keys that wait
 //     meanwhile. In general each other key j lets at most C·w(j)/w + L(j) cost units leave before

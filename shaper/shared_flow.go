@@ -352,25 +352,3 @@ func (sf *sharedFlow) losePatienceLocked(now int64) {
 		ln.refuseLocked(sf.d, w, now, unavailable)
 	}
 }
-
-// refuseLocked refuses a request that is in line, and wakes it.
-func (ln *line) refuseLocked(d *dispatcher, w *waiter, now int64, s state) {
-	ln.giveUpLocked(d, w, now, s)
-	w.at = now
-	w.wake()
-}
-
-// giveUpLocked takes a request out of the line that does not leave, and reports whether another one is
-// the head now.
-func (ln *line) giveUpLocked(d *dispatcher, w *waiter, now int64, s state) (newHead bool) {
-	head := ln.head
-	ln.remove(w, s)
-	d.waiting--
-	if ln.head == head {
-		return false
-	}
-	// The next one may be due already, if it costs less. It could not leave before now.
-	ln.since = exact.At(now)
-	ln.noteNewHead(now)
-	return true
-}

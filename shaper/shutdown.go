@@ -91,8 +91,7 @@ func (d *dispatcher) refuseLinesLocked(now int64) {
 		ln := d.due[0]
 		for w := ln.head; w != nil; w = ln.head {
 			if d.isDryRun() {
-				ln.remove(w, refused)
-				d.waiting--
+				ln.giveUpLocked(d, w, now, refused)
 				d.countRefusalLocked(ln.flow, w.at, now, refusedClosed)
 				d.waiters.keep(w)
 				continue

@@ -5,7 +5,7 @@
 // of its requests that leaves. The tag of a request is what its key will have paid when the
 // request has left, and the head of a line with the least tag leaves next. Of equal tags the one
 // leaves first whose request has been the head of its line longest. A key that comes begins with the
-// tag of the latest departure. That is never less than what the key had paid when its line
+// greatest tag of a departure so far. That is never less than what the key had paid when its line
 // became empty, so a key without a line needs no memory, and gains nothing by being forgotten.
 //
 // A line stores what its key has paid, and no tags: the tags follow from the costs in the line. So
@@ -110,7 +110,7 @@ func (o *Order[T]) lineOf(key string, weight int) *line[T] {
 	return ln
 }
 
-// reached returns the tag of the latest departure: with what a key that comes begins.
+// reached returns the greatest tag of a departure so far: with what a key that comes begins.
 func (o *Order[T]) reached() wide {
 	if o.paid.less(begin) { // None has left yet.
 		return begin

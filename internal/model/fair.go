@@ -26,7 +26,7 @@ type payer struct {
 // turns are all keys with requests in line.
 type turns struct {
 	keys  map[string]*payer
-	paid  *big.Rat // the tag of the latest departure
+	paid  *big.Rat // the greatest tag of a departure
 	heads int
 
 	mistake Mistake
@@ -294,12 +294,14 @@ func (m *simulator) takesPlace(w *waiter) {
 				m.leaveOpen("a request is pushed out whose context has ended")
 			}
 			m.refused(over, Answer{Result: QueueFull})
-			next = append(m.line, w)[0]
+			if len(m.line) > 0 {
+				next = m.line[0]
+			}
 		}
 	}
 	m.turns.enter(w)
 	m.arrange(instant(m.now))
-	if m.mistake == HeadPushedLate && m.line[0] == next && next != w {
+	if m.mistake == HeadPushedLate && m.line[0] == next {
 		slot, punctual := later(since, m.allowed(m.empty, next.N)), instant(m.now-shaper.DefaultSlack)
 		if slot.Cmp(punctual) < 0 {
 			m.empty = new(big.Rat).Add(m.empty, slot.Sub(punctual, slot))
