@@ -91,19 +91,30 @@ func (w *watched) viewRefusals(ref bucketRef) []refusalView {
 	return views
 }
 
-// reasonName returns the name that a reason has in a bucket.
+// The reasons of refusals, as they are called in a bucket.
+const (
+	queueFull   = "queue_full"
+	tooLate     = "too_late"
+	tooCostly   = "too_costly"
+	closed      = "closed"
+	unavailable = "unavailable"
+)
+
+// reasonName returns what the reason of a refusal is called in a bucket; "" if the error is no refusal.
 func reasonName(reason error) string {
 	switch {
 	case errors.Is(reason, shaper.ErrQueueFull):
-		return "queue_full"
+		return queueFull
 	case errors.Is(reason, shaper.ErrTooLate):
-		return "too_late"
+		return tooLate
 	case errors.Is(reason, shaper.ErrTooCostly):
-		return "too_costly"
+		return tooCostly
+	case errors.Is(reason, shaper.ErrClosed):
+		return closed
 	case errors.Is(reason, shaper.ErrUnavailable):
-		return "unavailable"
+		return unavailable
 	}
-	return "closed"
+	return ""
 }
 
 func noBucket(source, key string) *failure {

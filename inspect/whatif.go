@@ -98,18 +98,18 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 
 	var requests []replay.Request
 	var replayed []met // the fate of each request
-	var really, then tally
+	really, then := tally{counts: map[string]int{}}, tally{counts: map[string]int{}}
 	failed := 0
 	for _, a := range arrivals {
 		m := metBy(a)
 		counts := !a.At.Before(since)
 		switch {
-		case m.failed:
+		case m.fate == "":
 			if counts {
 				failed++
 			}
 			continue
-		case m.cut != notCut && a.Waited == 0:
+		case m.isCut() && a.Waited == 0:
 			if counts { // It is refused, whatever the limits are.
 				really.add(m)
 				then.add(m)
@@ -126,8 +126,10 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 			then.add(replayed[k].insteadOf(fate))
 		}
 	}
-	answer.Arrivals = really.total()
 	answer.Now, answer.Then = really.outcome(), then.outcome()
+	for _, n := range really.counts {
+		answer.Arrivals += n
+	}
 	answer.note(full, "only the latest %d arrivals are kept; they are replayed from an empty bucket on", maxArrivals)
 	answer.note(failed > 0, "left out are calls whose limits could not be had: %d", failed)
 	answer.note(l.InFlight > 0 || st.Limits.InFlight > 0,
@@ -144,55 +146,48 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 	return answer
 }
 
+// The fates of arrivals that are not refused. The fate of one that is refused is the name of the reason.
+const (
+	inLine   = "waiting"
+	departed = "departed"
+	gaveUp   = "abandoned"
+)
+
+// fateOf has the names of the fates in a replay.
+var fateOf = map[replay.Result]string{replay.Waiting: inLine, replay.Departed: departed, replay.Abandoned: gaveUp,
+	replay.QueueFull: queueFull, replay.TooLate: tooLate, replay.TooCostly: tooCostly}
+
 // met is the fate of an arrival.
 type met struct {
-	replay.Fate
-	cut    cut
-	failed bool // it never came to a bucket, as its limits could not be had
+	fate   string // "": it never came to a bucket, as its limits could not be had
+	waited time.Duration
 }
-
-// A cut is why a request was refused that other limits could not have helped.
-type cut uint8
-
-const (
-	notCut   cut = iota
-	byClose      // the bucket was closed
-	byOutage     // the shared bucket could not be asked
-)
 
 // metBy returns the fate of an arrival.
 func metBy(a shaper.Arrival) met {
-	m := met{Fate: replay.Fate{Waited: a.Waited}}
+	fate := reasonName(a.Err)
 	switch {
 	case !a.Done:
-		m.Result = replay.Waiting
+		fate = inLine
 	case a.Err == nil:
-		m.Result = replay.Departed
-	case errors.Is(a.Err, shaper.ErrQueueFull):
-		m.Result = replay.QueueFull
-	case errors.Is(a.Err, shaper.ErrTooLate):
-		m.Result = replay.TooLate
-	case errors.Is(a.Err, shaper.ErrTooCostly):
-		m.Result = replay.TooCostly
-	case errors.Is(a.Err, shaper.ErrClosed):
-		m.cut = byClose
-	case errors.Is(a.Err, shaper.ErrUnavailable):
-		m.cut = byOutage
-	case a.Waited > 0, errors.Is(a.Err, context.Canceled), errors.Is(a.Err, context.DeadlineExceeded):
-		m.Result = replay.Abandoned
-	default:
-		m.failed = true
+		fate = departed
+	case fate == "" && (a.Waited > 0 || errors.Is(a.Err, context.Canceled) || errors.Is(a.Err, context.DeadlineExceeded)):
+		fate = gaveUp
 	}
-	return m
+	return met{fate, a.Waited}
 }
+
+// isCut reports whether the arrival was refused although no limits could have helped: the bucket was
+// closed, or the shared bucket could not be asked.
+func (m met) isCut() bool { return m.fate == closed || m.fate == unavailable }
 
 // insteadOf returns the fate under other limits of an arrival that has met m, from its fate in the
 // replay. A wait that was cut short is replayed as one that was given up.
 func (m met) insteadOf(fate replay.Fate) met {
-	if fate.Result == replay.Abandoned && m.cut != notCut {
+	if fate.Result == replay.Abandoned && m.isCut() {
 		return m
 	}
-	return met{Fate: fate}
+	return met{fateOf[fate.Result], fate.Waited}
 }
 
 // requestOf returns an arrival for the replay, whose instants count from base. A caller
@@ -203,8 +198,8 @@ func requestOf(a shaper.Arrival, m met, base time.Time) replay.Request {
 	if !a.Deadline.IsZero() {
 		r.Deadline = a.Deadline.Sub(base)
 	}
-	if m.Result == replay.Abandoned || m.cut != notCut {
-		r.Patience = m.Waited
+	if m.fate == gaveUp || m.isCut() {
+		r.Patience = m.waited
 	}
 	return r
 }
@@ -217,55 +212,36 @@ func (a *whatIf) note(applies bool, format string, args ...any) {
 
 // A tally counts the fates of arrivals.
 type tally struct {
-	counts outcome
-	waits  []time.Duration
+	counts map[string]int  // by fate
+	waited []time.Duration // by those that departed
 }
 
 func (t *tally) add(m met) {
-	reason := &t.counts.Closed
-	switch {
-	case m.cut == byClose:
-	case m.cut == byOutage:
-		reason = &t.counts.Unavailable
-	case m.Result == replay.Waiting:
-		t.counts.Waiting++
-		return
-	case m.Result == replay.Departed:
-		t.counts.Departed++
-		t.waits = append(t.waits, m.Waited)
-		return
-	case m.Result == replay.Abandoned:
-		t.counts.Abandoned++
-		return
-	case m.Result == replay.QueueFull:
-		reason = &t.counts.QueueFull
-	case m.Result == replay.TooLate:
-		reason = &t.counts.TooLate
-	case m.Result == replay.TooCostly:
-		reason = &t.counts.TooCostly
+	t.counts[m.fate]++
+	if m.fate == departed {
+		t.waited = append(t.waited, m.waited)
 	}
-	*reason++
-	t.counts.Refused++
-}
-
-func (t *tally) total() int {
-	return t.counts.Departed + t.counts.Refused + t.counts.Abandoned + t.counts.Waiting
 }
 
 // outcome returns the counts, with the waits.
 func (t *tally) outcome() outcome {
-	slices.Sort(t.waits)
-	t.counts.WaitP50, t.counts.WaitP95, t.counts.WaitMax = t.quantile(0.5), t.quantile(0.95), t.quantile(1)
-	return t.counts
+	slices.Sort(t.waited)
+	n := t.counts
+	return outcome{
+		Departed: n[departed], Abandoned: n[gaveUp], Waiting: n[inLine],
+		Refused:   n[queueFull] + n[tooLate] + n[tooCostly] + n[closed] + n[unavailable],
+		QueueFull: n[queueFull], TooLate: n[tooLate], TooCostly: n[tooCostly], Closed: n[closed], Unavailable: n[unavailable],
+		WaitP50: t.quantile(0.5), WaitP95: t.quantile(0.95), WaitMax: t.quantile(1),
+	}
 }
 
 // quantile returns the shortest wait that a share q of those that departed did not
 // exceed, in seconds.
 func (t *tally) quantile(q float64) *float64 {
-	if len(t.waits) == 0 {
+	if len(t.waited) == 0 {
 		return nil
 	}
-	rank := int(math.Ceil(q * float64(len(t.waits))))
-	wait := t.waits[max(rank, 1)-1].Seconds()
+	rank := int(math.Ceil(q * float64(len(t.waited))))
+	wait := t.waited[max(rank, 1)-1].Seconds()
 	return &wait
 }
