@@ -219,37 +219,6 @@ func TestCallsOfAClosedBucketAreRefusedUnderAnyLimits(t *testing.T) {
 	})
 }
 
-func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
-	g := groupOf(t, "1/s")
-	c := newConsole(t, inspect.Of(shaperOf(t, "50/s")))
-	c.Add("many", inspect.OfGroup(g))
-	defer c.Close()
-	for _, r := range []struct {
-		status                     int
-		query, parameter, contains string
-	}{
-		{400, "limits=1/s", "source", "missing"},
-		{400, "source=one", "limits", "missing"},
-		{400, "source=one&limits=", "limits", "missing"},
-		{400, "source=one&limits=fast", "limits", "column 1"},
-		{400, "source=one&limits=0/s", "limits", "must be above 0"},
-		{404, "source=two&limits=1/s", "source", "not the name of a source"},
-		{404, "source=one&key=k&limits=1/s", "key", "no bucket"},
-		{400, "source=many&key=k&id=k&limits=1/s", "id", "beside key"},
-		{400, "source=many&id=%25&limits=1/s", "id", "invalid URL escape"},
-		{400, "source=many&limits=1/s", "key", "missing"},
-		{400, "source=one&limits=1/s&key=&key=", "key", "more than once"},
-		{400, "source=one&limit=1/s", "limit", "not a parameter"},
-	} {
-		parameter, message := refused(t, r.status, ask(c, "/api/what-if?"+r.query))
-		require.Equal(t, r.parameter, parameter, "%s: %s", r.query, message)
-		require.Contains(t, message, r.contains, r.query)
-	}
-	w := ask(c, "/api/what-if?source=one&limits=1/s", header("Sec-Fetch-Site", "cross-site"))
-	refused(t, http.StatusForbidden, w)
-	refused(t, http.StatusMethodNotAllowed, c.send("/api/what-if?source=one&limits=1/s", ""))
-}
-
 // One limits function that blocks must hang neither other questions nor Remove and Close. Here the
 // table of keys is full, so for a key without a bucket only its limits say which bucket it shares.
 func TestALimitsFunctionThatBlocksHoldsUpNoWhatIf(t *testing.T) {
