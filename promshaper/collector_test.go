@@ -74,22 +74,6 @@ func TestASourceThatIsRemovedIsNotToldAnyMore(t *testing.T) {
 	require.NotNil(t, metrics["shaper_keys{search}"])
 }
 
-// A scrape costs the same however many keys a Group has, and no key becomes a label.
-func TestKeysAreNeverLabels(t *testing.T) {
-	g := newGroup(t, "1/s")
-	r := of(t, "clients", promshaper.OfGroup(g))
-	before := len(gather(t, r))
-	for _, key := range []string{"secret-1", "secret-2", "secret-3"} {
-		g.Allow(key)
-	}
-	after := gather(t, r)
-	require.Len(t, after, before)
-	require.EqualValues(t, 3, value(after["shaper_keys{clients}"]))
-	for name := range after {
-		require.NotContains(t, name, "secret")
-	}
-}
-
 // A panic in the middle of a scrape would end the program, long after the mistake was made.
 func TestASourceOfNothingPanicsWhereItIsMade(t *testing.T) {
 	require.Panics(t, func() { promshaper.Of(nil) })
