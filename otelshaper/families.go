@@ -14,38 +14,55 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A family has all values that are observed under one name. sample calls emit for each value, with its
-// attributes beside the rule.
-type family[N int64 | float64, Observable any] struct {
-	make   func(metric.Meter) (Observable, error)
-	sample func(r *reading, emit func(v N, more ...attribute.KeyValue))
+// A family makes the instrument of one name, and a function that tells all its values.
+type family func(metric.Meter) (metric.Observable, tell, error)
+
+// A tell gives the values of an instrument to a collection.
+type tell func(o observer, r *reading)
+
+// An observer is a collection that observes the source of one rule.
+type observer struct {
+	metric.Observer
+	rule string
 }
 
-type (
-	intFamily   = family[int64, metric.Int64Observable]
-	floatFamily = family[float64, metric.Float64Observable]
+// with returns the attribute of the rule, followed by more.
+func (o observer) with(more ...attribute.KeyValue) metric.ObserveOption {
+	return metric.WithAttributeSet(attribute.NewSet(ruleAttributes(o.rule, more...)...))
+}
 
-	emitInt   = func(v int64, more ...attribute.KeyValue)
-	emitFloat = func(v float64, more ...attribute.KeyValue)
+// A sample calls emit for each value, with its attributes beside the rule.
+type (
+	sample = func(r *reading, emit emit)
+	emit   = func(v int64, more ...attribute.KeyValue)
 )
 
 // counter returns a family of totals that only grow.
-func counter(name, unit, description string, sample func(*reading, emitInt)) intFamily {
-	return intFamily{func(m metric.Meter) (metric.Int64Observable, error) {
-		return m.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
-	}, sample}
+func counter(name, unit, description string, sample sample) family {
+	return func(m metric.Meter) (metric.Observable, tell, error) {
+		made, err := m.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
+		return made, telling(made, sample), err
+	}
 }
 
 // upDownCounter returns a family of numbers that may be added up over processes.
-func upDownCounter(name, unit, description string, sample func(*reading, emitInt)) intFamily {
-	return intFamily{func(m metric.Meter) (metric.Int64Observable, error) {
-		return m.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
-	}, sample}
+func upDownCounter(name, unit, description string, sample sample) family {
+	return func(m metric.Meter) (metric.Observable, tell, error) {
+		made, err := m.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
+		return made, telling(made, sample), err
+	}
 }
 
-var intFamilies = []intFamily{
+// telling tells the values of a sample.
+func telling(of metric.Int64Observable, sample sample) tell {
+	return func(o observer, r *reading) {
+		sample(r, func(v int64, more ...attribute.KeyValue) { o.ObserveInt64(of, v, o.with(more...)) })
+	}
+}
+
+var families = []family{
 	counter("shaper.requests", "{request}", "Requests by what became of them.",
-		func(r *reading, emit emitInt) {
+		func(r *reading, emit emit) {
 			for what, n := range map[result]uint64{
 				acquired: r.Departed, canceled: r.Abandoned,
 				queueFull: r.QueueFull, tooLate: r.TooLate, tooCostly: r.TooCostly, closed: r.Closed, unavailable: r.Unavailable,
@@ -54,27 +71,27 @@ var intFamilies = []intFamily{
 			}
 		}),
 	upDownCounter("shaper.queued_requests", "{request}", "Requests that are in line now.",
-		func(r *reading, emit emitInt) { emit(int64(r.Waiting)) }),
+		func(r *reading, emit emit) { emit(int64(r.Waiting)) }),
 	upDownCounter("shaper.queued_keys", "{key}", "Keys that have requests in line; 0 without fair queueing.",
-		func(r *reading, emit emitInt) {
+		func(r *reading, emit emit) {
 			if r.group == nil { // The keys of a Group have a line each.
 				emit(int64(r.Keys))
 			}
 		}),
 	upDownCounter("shaper.active_request_leases", "{request}", "Requests that have left and not ended, if there is a cap on them.",
-		func(r *reading, emit emitInt) {
+		func(r *reading, emit emit) {
 			if r.Limits.InFlight > 0 {
 				emit(int64(r.InFlight))
 			}
 		}),
 	upDownCounter("shaper.reserved_units", "{unit}", "Cost units of requests that have left with an estimate and are not settled.",
-		func(r *reading, emit emitInt) { emit(int64(r.Reserved)) }),
+		func(r *reading, emit emit) { emit(int64(r.Reserved)) }),
 	counter("shaper.given_back_units", "{unit}", "Cost units that were reserved too much and given back when their requests were settled.",
-		func(r *reading, emit emitInt) { emit(int64(r.GivenBack)) }),
+		func(r *reading, emit emit) { emit(int64(r.GivenBack)) }),
 	counter("shaper.charged_units", "{unit}", "Cost units that were reserved too little and charged when their requests were settled.",
-		func(r *reading, emit emitInt) { emit(int64(r.Charged)) }),
+		func(r *reading, emit emit) { emit(int64(r.Charged)) }),
 	counter("shaper.forfeited_units", "{unit}", "Cost units that were reserved too much and had drained when their requests were settled; if it grows, burst is too small for what is in flight.",
-		func(r *reading, emit emitInt) { emit(int64(r.Forfeited)) }),
+		func(r *reading, emit emit) { emit(int64(r.Forfeited)) }),
 	upDownCounter("shaper.keys", "{key}", "Keys of a group that have a bucket of their own.",
 		ofGroups(func(g *shaper.GroupStats) int64 { return int64(g.Keys) })),
 	counter("shaper.overflowed_calls", "{call}", "Calls of a group whose key had to share a bucket or found none, as there were too many keys.",
@@ -82,7 +99,7 @@ var intFamilies = []intFamily{
 	counter("shaper.limit_errors", "{error}", "How often the limits of a key of a group could not be had.",
 		ofGroups(func(g *shaper.GroupStats) int64 { return int64(g.LimitErrors) })),
 	upDownCounter("shaper.bucket.state", "{bucket}", "1 for the state that the shared bucket is in, 0 for the others.",
-		ofBuckets(func(b shaper.BucketStats, emit emitInt) {
+		ofBuckets(func(b shaper.BucketStats, emit emit) {
 			for _, state := range []shaper.BucketState{shaper.BucketShared, shaper.BucketDown, shaper.BucketLocal, shaper.BucketOpen} {
 				var is int64
 				if b.State == state {
@@ -92,35 +109,32 @@ var intFamilies = []intFamily{
 			}
 		})),
 	counter("shaper.bucket.round_trips", "{call}", "Calls of the server that has the shared bucket.",
-		ofBuckets(func(b shaper.BucketStats, emit emitInt) { emit(int64(b.RoundTrips)) })),
+		ofBuckets(func(b shaper.BucketStats, emit emit) { emit(int64(b.RoundTrips)) })),
 	counter("shaper.bucket.failures", "{call}", "Calls of the server that has the shared bucket which failed.",
-		ofBuckets(func(b shaper.BucketStats, emit emitInt) { emit(int64(b.Failures)) })),
-}
+		ofBuckets(func(b shaper.BucketStats, emit emit) { emit(int64(b.Failures)) })),
 
-var floatFamilies = []floatFamily{
-	{
-		func(m metric.Meter) (metric.Float64Observable, error) {
-			return m.Float64ObservableCounter("shaper.missed_units", metric.WithUnit("{unit}"),
-				metric.WithDescription("Cost units lost to wake-ups that were later than the slack allows."))
-		},
-		func(r *reading, emit emitFloat) { emit(r.Missed) },
+	// These two are no whole numbers.
+	func(m metric.Meter) (metric.Observable, tell, error) {
+		made, err := m.Float64ObservableCounter("shaper.missed_units", metric.WithUnit("{unit}"),
+			metric.WithDescription("Cost units lost to wake-ups that were later than the slack allows."))
+		return made, func(o observer, r *reading) {
+			o.ObserveFloat64(made, r.Missed, o.with())
+		}, err
 	},
-	{
-		func(m metric.Meter) (metric.Float64Observable, error) {
-			return m.Float64ObservableGauge("shaper.oldest_wait", metric.WithUnit("s"),
-				metric.WithDescription("For how long the head of the line has waited; 0 without one."))
-		},
-		func(r *reading, emit emitFloat) {
+	func(m metric.Meter) (metric.Observable, tell, error) {
+		made, err := m.Float64ObservableGauge("shaper.oldest_wait", metric.WithUnit("s"),
+			metric.WithDescription("For how long the head of the line has waited; 0 without one."))
+		return made, func(o observer, r *reading) {
 			if r.group == nil { // A Group has many lines, and does not tell.
-				emit(r.OldestWait.Seconds())
+				o.ObserveFloat64(made, r.OldestWait.Seconds(), o.with())
 			}
-		},
+		}, err
 	},
 }
 
 // ofGroups returns a sample for Groups alone.
-func ofGroups(value func(*shaper.GroupStats) int64) func(*reading, emitInt) {
-	return func(r *reading, emit emitInt) {
+func ofGroups(value func(*shaper.GroupStats) int64) sample {
+	return func(r *reading, emit emit) {
 		if r.group != nil {
 			emit(value(r.group))
 		}
@@ -128,8 +142,8 @@ func ofGroups(value func(*shaper.GroupStats) int64) func(*reading, emitInt) {
 }
 
 // ofBuckets returns a sample for sources whose level is in a [shaper.Bucket].
-func ofBuckets(sample func(shaper.BucketStats, emitInt)) func(*reading, emitInt) {
-	return func(r *reading, emit emitInt) {
+func ofBuckets(sample func(shaper.BucketStats, emit)) sample {
+	return func(r *reading, emit emit) {
 		if r.Bucket.State != "" {
 			sample(r.Bucket, emit)
 		}
@@ -148,8 +162,8 @@ const scope = "example.com/leakybucket/otelshaper"
 // Instruments are safe for concurrent use.
 type Instruments struct {
 	meter       metric.Meter
-	ints        []metric.Int64Observable   // as in intFamilies
-	floats      []metric.Float64Observable // as in floatFamilies
+	observables []metric.Observable // as in families
+	tells       []tell              // the same
 	timeInQueue metric.Float64Histogram
 
 	mu       sync.Mutex
@@ -184,13 +198,9 @@ func New(opts ...Option) (*Instruments, error) {
 	}
 	i := &Instruments{meter: o.provider.Meter(scope), observed: map[string]bool{}}
 	var errs []error
-	for _, f := range intFamilies {
-		made, err := f.make(i.meter)
-		i.ints, errs = append(i.ints, made), append(errs, err)
-	}
-	for _, f := range floatFamilies {
-		made, err := f.make(i.meter)
-		i.floats, errs = append(i.floats, made), append(errs, err)
+	for _, of := range families {
+		made, tell, err := of(i.meter)
+		i.observables, i.tells, errs = append(i.observables, made), append(i.tells, tell), append(errs, err)
 	}
 	var err error
 	i.timeInQueue, err = i.meter.Float64Histogram("shaper.request.time_in_queue", metric.WithUnit("s"),
@@ -227,17 +237,13 @@ func (i *Instruments) Observe(rule string, source Source) (metric.Registration, 
 	if !i.take(rule) {
 		return nil, fmt.Errorf("otelshaper: a source of rule %q is observed already", rule)
 	}
-	var all []metric.Observable
-	for _, made := range i.ints {
-		all = append(all, made)
-	}
-	for _, made := range i.floats {
-		all = append(all, made)
-	}
 	registered, err := i.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		i.tell(o, rule, source.read())
+		r := source.read()
+		for _, tell := range i.tells {
+			tell(observer{o, rule}, r)
+		}
 		return nil
-	}, all...)
+	}, i.observables...)
 	if err != nil {
 		i.release(rule)
 		return nil, err
@@ -272,17 +278,4 @@ func (i *Instruments) release(rule string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	delete(i.observed, rule)
-}
-
-// tell gives all observations of a source to a collection.
-func (i *Instruments) tell(o metric.Observer, rule string, r *reading) {
-	with := func(more []attribute.KeyValue) metric.ObserveOption {
-		return metric.WithAttributeSet(attribute.NewSet(ruleAttributes(rule, more...)...))
-	}
-	for k, f := range intFamilies {
-		f.sample(r, func(v int64, more ...attribute.KeyValue) { o.ObserveInt64(i.ints[k], v, with(more)) })
-	}
-	for k, f := range floatFamilies {
-		f.sample(r, func(v float64, more ...attribute.KeyValue) { o.ObserveFloat64(i.floats[k], v, with(more)) })
-	}
 }
