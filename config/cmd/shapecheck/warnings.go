@@ -63,42 +63,39 @@ func warningsOf(r config.Rule) (all []warning) {
 			warn("same-candidate", "the candidate is what is in force already")
 		}
 	}
-	if problem := addressProblem(r.Key); problem != "" {
-		warn("address", "%s", problem)
-	}
-	warnOfKey(r.Key, warn)
+	warnOfKey(r.Key, false, warn)
 	return all
 }
 
-// warnOfKey warns of the key of a rule that says something else than its author means.
-func warnOfKey(key string, warn func(code, format string, args ...any)) {
-	if key == "default" {
+// warnOfKey warns of the key of a rule, or of a weight, that says something else than its author means.
+func warnOfKey(key string, ofWeight bool, warn func(code, format string, args ...any)) {
+	if problem := addressProblem(key); problem != "" {
+		warn("address", "%s", problem)
+	}
+	switch {
+	case key == "default" && ofWeight:
+		warn("nested-default", "this is the weight of the key default: keys that are not named have the weight 1")
+	case key == "default":
 		warn("nested-default", "this is the rule of the key default: the rule of all other keys stands beside limits, not below it")
 	}
 	parts := strings.Split(key, "/")
 	for i, part := range parts {
-		if hasBlankEnd(part) {
-			warn("blank", blankMessage)
+		if strings.TrimSpace(part) != part {
+			warn("blank", "a blank at an end is part of the key, and hardly any key has one")
 		}
-		if !looksLikeWildcard(part) {
-			continue
-		}
-		instead := "default, beside limits"
-		if part == "*" && i > 0 {
-			instead = shown(strings.Join(parts[:i], "/"))
-		}
-		if part == "*" {
-			warn("wildcard", "there are no wildcards: the rule of all such keys is %s", instead)
-		} else {
+		switch {
+		case !looksLikeWildcard(part):
+		case ofWeight:
+			warn("wildcard", "there are no wildcards: a weight is that of one whole key")
+		case part != "*":
 			warn("wildcard", "there are no wildcards: a rule is for a whole part of a key, and for all keys below it")
+		case i > 0:
+			warn("wildcard", "there are no wildcards: the rule of all such keys is %s", shown(strings.Join(parts[:i], "/")))
+		default:
+			warn("wildcard", "there are no wildcards: the rule of all such keys is default, beside limits")
 		}
 	}
 }
-
-const blankMessage = "a blank at an end is part of the key, and hardly any key has one"
-
-// hasBlankEnd reports whether a part of a key begins or ends with a blank.
-func hasBlankEnd(part string) bool { return strings.TrimSpace(part) != part }
 
 // looksLikeWildcard reports whether a part of a key is written as if it stood for others. A route such
 // as "/files/*" or "OPTIONS *" is not.
@@ -255,20 +252,7 @@ func weightWarnings(f *fair) (all []warning) {
 		if w.Weight == 1 {
 			warn("no-effect", "the weight is 1, which every key has")
 		}
-		if problem := addressProblem(w.Key); problem != "" {
-			warn("address", "%s", problem)
-		}
-		if w.Key == "default" {
-			warn("nested-default", "this is the weight of the key default: keys that are not named have the weight 1")
-		}
-		for part := range strings.SplitSeq(w.Key, "/") {
-			if hasBlankEnd(part) {
-				warn("blank", blankMessage)
-			}
-			if looksLikeWildcard(part) {
-				warn("wildcard", "there are no wildcards: a weight is that of one whole key")
-			}
-		}
+		warnOfKey(w.Key, true, warn)
 	}
 	return all
 }
