@@ -1,7 +1,6 @@
 package inspect_test
 
 import (
-	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -12,28 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
-	"example.com/leakybucket/shaper"
 )
-
-// get returns the answer to a GET request, and its body.
-func get(t *testing.T, url string) (*http.Response, string) {
-	t.Helper()
-	r, err := http.Get(url)
-	require.NoError(t, err)
-	defer func() { _ = r.Body.Close() }()
-	body, err := io.ReadAll(r.Body)
-	require.NoError(t, err)
-	return r, string(body)
-}
 
 // The script says the same of them, in a browser.
 func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
 	g := groupOf(t, "1 per 1000s")
-	u, err := shaper.New(shaper.Limits{Rate: 1})
-	require.NoError(t, err)
-	i := inspect.New()
-	i.Add("group", inspect.OfGroup(g))
-	i.Add("shaper", inspect.Of(u))
+	i := show(t, "group", inspect.OfGroup(g))
+	i.Add("shaper", inspect.Of(shaperOf(t, "1/s")))
 	names := map[string]string{
 		"":                       "(empty key)",
 		" a  b ":                 "␣a  b␣",
@@ -46,7 +30,7 @@ func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
 	for key := range names {
 		require.True(t, g.Allow(key))
 	}
-	_, body := get(t, serve(t, i)+"/?sort=key")
+	body := ask(i, "/?sort=key").Body.String()
 	for _, name := range names {
 		require.Contains(t, body, ">"+name+"</a>")
 	}
@@ -59,19 +43,18 @@ func TestThePageHasItsTableWithoutAScript(t *testing.T) {
 		g.Allow("<i>/..")
 		g.Allow("elsewhere")
 	}
-	i := inspect.New(inspect.WithTitle("A & B"))
-	i.Add("one", inspect.OfGroup(g))
-	url := serve(t, i)
-	r, body := get(t, url+"/?prefix=%3C")
-	require.Equal(t, http.StatusOK, r.StatusCode)
-	require.Equal(t, "text/html; charset=utf-8", r.Header.Get("Content-Type"))
+	i := show(t, "one", inspect.OfGroup(g), inspect.WithTitle("A & B"))
+	w := ask(i, "/?prefix=%3C")
+	body := w.Body.String()
+	require.Equal(t, http.StatusOK, w.Code)
+	require.Equal(t, "text/html; charset=utf-8", w.Header().Get("Content-Type"))
 	require.Contains(t, body, "<title>A &amp; B</title>")
 	require.Contains(t, body, `<a href="./?key=%3Ci%3E%2F..&amp;source=one">&lt;i&gt;/..</a>`)
 	require.NotContains(t, body, "elsewhere")
 
-	r, body = get(t, url+"/?sort=colour")
-	require.Equal(t, http.StatusBadRequest, r.StatusCode)
-	require.Contains(t, body, "sort is &#34;colour&#34;, must be one of")
+	w = ask(i, "/?sort=colour")
+	require.Equal(t, http.StatusBadRequest, w.Code)
+	require.Contains(t, w.Body.String(), "sort is &#34;colour&#34;, must be one of")
 }
 
 // web is the folder of the page.

@@ -212,7 +212,9 @@ func TestLookingOnWhileAGroupChanges(t *testing.T) {
 	s := shaperOf(t, "1000/s depth 10")
 	i := inspect.New()
 	i.Add("many", inspect.OfGroup(g, inspect.WithExplain(func(key string) (string, string, int) { return key, "f", 1 })))
-	url := serve(t, i)
+	server := httptest.NewServer(i)
+	t.Cleanup(server.Close)
+	t.Cleanup(func() { require.NoError(t, i.Close()) }) // first, as the server waits for its streams
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var all sync.WaitGroup
@@ -234,7 +236,7 @@ func TestLookingOnWhileAGroupChanges(t *testing.T) {
 		all.Go(func() {
 			for ctx.Err() == nil {
 				short, done := context.WithTimeout(ctx, 300*time.Millisecond)
-				r, err := http.NewRequestWithContext(short, http.MethodGet, url+path, nil)
+				r, err := http.NewRequestWithContext(short, http.MethodGet, server.URL+path, nil)
 				if err != nil {
 					t.Error(err) // This is not the test's goroutine, so it must not call require.
 					done()

@@ -25,14 +25,6 @@ const (
 	tick     = 10 * time.Millisecond // between two looks at it
 )
 
-// serve returns the URL of a server that shows sources.
-func serve(t *testing.T, i *inspect.Inspector) string {
-	server := httptest.NewServer(i)
-	t.Cleanup(server.Close)
-	t.Cleanup(func() { require.NoError(t, i.Close()) }) // first, as the server waits for its streams
-	return server.URL
-}
-
 // request returns a request of a client of the same machine, with changes made to it.
 func request(method, target string, edits ...func(*http.Request)) *http.Request {
 	r := httptest.NewRequest(method, target, nil)
