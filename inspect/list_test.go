@@ -32,8 +32,7 @@ import (
 //	read/c          0        1      1/6    1         0        a minute and a half ago
 //	(dry) send/d    0        1      1/1    1         3        now
 func scene(t *testing.T, opts ...inspect.Option) *inspect.Inspector {
-	s, err := shaper.New(shaper.Limits{Rate: 1e-6, Burst: 2})
-	require.NoError(t, err)
+	s := shaperOf(t, "1 per 1000000s burst 2")
 	g := groupOf(t, "1 per 10d depth 5")
 	dry := groupOf(t, "1 per 10d", shaper.WithDryRun())
 
@@ -45,12 +44,10 @@ func scene(t *testing.T, opts ...inspect.Option) *inspect.Inspector {
 	for range 4 {
 		require.True(t, dry.Allow("send/d"))
 	}
-	i := inspect.New(opts...)
-	i.Add("one", inspect.Of(s))
+	i := show(t, "one", inspect.Of(s), opts...)
 	i.Add("many", inspect.OfGroup(g))
 	i.Add("dry", inspect.OfGroup(dry))
 	synctest.Wait() // The first sample is taken.
-	t.Cleanup(func() { require.NoError(t, i.Close()) })
 	return i
 }
 
@@ -277,10 +274,7 @@ func TestAStaleListIsInTheOrderOfWhatItShows(t *testing.T) {
 // Sources are scanned at different instants. Their buckets are compared as they were at one.
 func TestBucketsOfSeveralSourcesAreComparedAtOneInstant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		early, err := shaper.New(shaper.Limits{Rate: 10, Burst: 100})
-		require.NoError(t, err)
-		late, err := shaper.New(shaper.Limits{Rate: 10, Burst: 100})
-		require.NoError(t, err)
+		early, late := shaperOf(t, "10/s burst 100"), shaperOf(t, "10/s burst 100")
 		require.True(t, early.AllowN(50))
 		require.True(t, late.AllowN(51))
 		i := show(t, "early", inspect.Of(early))
@@ -387,8 +381,7 @@ func TestPagingIsRightWhileKeysComeAndGo(t *testing.T) {
 
 func pageThrough(t *testing.T, h *herd, sort string) {
 	i := blank(t)
-	s, err := shaper.New(shaper.Limits{Rate: 1e-4, Burst: 5})
-	require.NoError(t, err)
+	s := shaperOf(t, "1 per 10000s burst 5")
 	require.True(t, s.AllowN(3))
 	i.Add("stays too", inspect.Of(s))
 	i.Add("herd", inspect.OfGroup(h.g))
