@@ -28,7 +28,7 @@ func TestWithTheTokenLimitsChangeAndComeBack(t *testing.T) {
 	p := s.openPage(t, linkTo("source", "upstream"))
 	result := func(what, said string) {
 		t.Helper()
-		await(p, what, text("#control-result"), func(shown string) bool { return strings.Contains(shown, said) })
+		p.shows(what, "#control-result", said)
 	}
 	p.set("#limits [name=limits]", "7/s depth 70")
 	p.set("#limits [name=duration]", "10m")
@@ -47,7 +47,7 @@ func TestWithTheTokenLimitsChangeAndComeBack(t *testing.T) {
 	p.click("#limits button:not([type=button])")
 	result("with the right one", "7/s depth 70 until")
 	require.Equal(t, "7/s depth 70", u.Limits().String())
-	await(p, "everybody is told", text("#changes"), func(shown string) bool { return strings.Contains(shown, "upstream") })
+	p.shows("everybody is told", "#changes", "upstream")
 	p.set("#limits [name=duration]", "1s")
 	p.click("#limits button:not([type=button])")
 	realtime.Until(t, func() bool { return u.Limits() == before }, "they come back by themselves")
@@ -149,28 +149,26 @@ func TestPutBackIsOfferedHoweverManyChangesComeLater(t *testing.T) {
 		change("limits", fmt.Sprintf(`{"source":"clients","key":"%d","limits":"2/h","for":"10m"}`, k))
 	}
 	p := s.openPage(t, linkTo("source", "upstream"))
-	await(p, "who has set them", text("#override"), func(shown string) bool {
-		return strings.Contains(shown, `by "Ann" at 127.0.0.1`) && strings.Contains(shown, "before: 20/s depth 40.")
-	})
+	p.shows("who has set them", "#override", `by "Ann" at 127.0.0.1`, "before: 20/s depth 40.")
 	p.awaitTrue("it can be put back", `document.querySelector("#put-back").checkVisibility()`)
-	await(p, "the table tells it, too", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "changed") })
+	p.shows("the table tells it, too", "#buckets", "changed")
 	for k := range 25 {
 		change("hold", fmt.Sprintf(`{"source":"clients","key":"%d","for":"10m"}`, k))
 	}
-	await(p, "the latest change", text("#changes"), func(shown string) bool { return strings.Contains(shown, "24 held") })
+	p.shows("the latest change", "#changes", "24 held")
 	p.awaitTrue("it can still be put back", `document.querySelector("#put-back").checkVisibility()`)
 	p.set("#token", token)
 	p.click("#put-back")
-	await(p, "the answer", text("#control-result"), func(shown string) bool { return strings.Contains(shown, "back to 20/s depth 40") })
+	p.shows("the answer", "#control-result", "back to 20/s depth 40")
 	require.Equal(t, before, u.Limits())
 	p.awaitTrue("there is nothing to put back any more", `!document.querySelector("#put-back").checkVisibility()`)
 
 	gone := s.openPage(t, linkTo("source", "clients", "key", "a/b"))
-	await(gone, "the bucket has gone", text("#gone"), func(shown string) bool { return strings.Contains(shown, "will be shown here") })
+	gone.shows("the bucket has gone", "#gone", "will be shown here")
 	gone.awaitTrue("it can be put back all the same", `document.querySelector("#put-back").checkVisibility()`)
 	gone.set("#token", token)
 	gone.click("#put-back")
-	await(gone, "the answer", text("#control-result"), func(shown string) bool { return strings.Contains(shown, "have ended") })
+	gone.shows("the answer", "#control-result", "have ended")
 }
 
 // While the server of a shared bucket is down, the page says so, and not that the bucket is closed.
@@ -184,15 +182,12 @@ func TestTheOutageOfASharedBucketIsShown(t *testing.T) {
 		require.ErrorIs(t, u.Wait(t.Context()), shaper.ErrUnavailable)
 	}
 	p := s.openPage(t, linkTo("source", "upstream"))
-	await(p, "the state", text("#shared"), func(shown string) bool {
-		return strings.Contains(shown, "can't be asked: nobody leaves") && strings.Contains(shown, "The latest failure: ")
-	})
-	await(p, "the story", text("#story"), func(shown string) bool { return strings.Contains(shown, "The shared bucket can't be asked") })
-	await(p, "the count", text("#counts"), func(shown string) bool {
-		return strings.Contains(shown, "shared bucket unavailable") && !strings.Contains(shown, "closed")
-	})
-	await(p, "the reason", text("#refusals"), func(shown string) bool { return strings.Contains(shown, "shared bucket unavailable") })
-	await(p, "the table", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "bucket unavailable") })
+	p.shows("the state", "#shared", "can't be asked: nobody leaves", "The latest failure: ")
+	p.shows("the story", "#story", "The shared bucket can't be asked")
+	counts := p.shows("the count", "#counts", "shared bucket unavailable")
+	require.NotContains(t, counts, "closed")
+	p.shows("the reason", "#refusals", "shared bucket unavailable")
+	p.shows("the table", "#buckets", "bucket unavailable")
 }
 
 // While the excess of reservations drains before it is settled, the page says that the burst is too small;
@@ -214,12 +209,10 @@ func TestABurstThatIsTooSmallForWhatIsInFlightIsShown(t *testing.T) {
 		}
 	})
 	p := s.openPage(t, linkTo("source", "tokens"))
-	await(p, "the sentence", text("#forfeits"), func(shown string) bool { return strings.Contains(shown, "Burst is too small for what is in flight") })
-	await(p, "the gauge", text("#counts"), func(shown string) bool {
-		return strings.Contains(shown, "reserved, not settled") && strings.Contains(shown, "drained before it was settled")
-	})
+	p.shows("the sentence", "#forfeits", "Burst is too small for what is in flight")
+	p.shows("the gauge", "#counts", "reserved, not settled", "drained before it was settled")
 	p.readableByAll("a burst that is too small")
 	reserving.Store(false)
 	await(p, "nothing is forfeited any more", text("#forfeits"), func(shown string) bool { return shown == "" })
-	await(p, "the gauge", text("#counts"), func(shown string) bool { return strings.Contains(shown, "reserved, not settled") })
+	p.shows("the gauge", "#counts", "reserved, not settled")
 }

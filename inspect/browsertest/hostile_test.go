@@ -86,7 +86,7 @@ func TestHostileKeysAreTextInEachView(t *testing.T) {
 		await(p, fmt.Sprintf("%q is shown above", want[n]), text("#selected"), func(name string) bool {
 			return strings.Contains(squeeze(name), squeeze(written[n]))
 		})
-		await(p, fmt.Sprintf("%q is explained", want[n]), text("#detail"), func(detail string) bool { return strings.Contains(detail, "limits.yaml") })
+		p.shows(fmt.Sprintf("%q is explained", want[n]), "#detail", "limits.yaml")
 		p.harmless()
 	}
 	require.Equal(t, written, eval[[]string](p, names))

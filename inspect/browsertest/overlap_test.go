@@ -80,11 +80,7 @@ func enlarged(text string) string {
 func crowded(t *testing.T, frames <-chan string) *scene {
 	s := newScene(t, inspect.WithControl(token))
 	const limits = "100000/s burst 1000000 depth 1000000"
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	u, err := shaper.New(l, shaper.WithFairQueue(nil))
-	require.NoError(t, err)
-	t.Cleanup(func() { u.Close() })
+	u := s.made(limits, shaper.WithFairQueue(nil))
 	team := func(n int) string { return fmt.Sprintf("a-team-with-a-long-name-%02d", n) }
 	s.inspector.Add("the-quota-of-a-provider", inspect.OfQuota(u, func(int) inspect.Quota {
 		q := inspect.Quota{

@@ -1,7 +1,6 @@
 package browsertest_test
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -14,11 +13,7 @@ import (
 // gateway is a scene of ten teams that share the quota of a provider.
 func gateway(t *testing.T) *scene {
 	s := newScene(t)
-	l, err := shaper.ParseLimits("20/s burst 30 depth 500")
-	require.NoError(t, err)
-	u, err := shaper.New(l, shaper.WithFairQueue(func(key string) int { return map[string]int{"gold": 4}[key] }))
-	require.NoError(t, err)
-	t.Cleanup(func() { u.Close() })
+	u := s.made("20/s burst 30 depth 500", shaper.WithFairQueue(func(key string) int { return map[string]int{"gold": 4}[key] }))
 	s.inspector.Add("openai", inspect.OfQuota(u, func(int) inspect.Quota {
 		return inspect.Quota{
 			Provider: "openai",
@@ -63,11 +58,11 @@ func TestAQuotaIsShownWithItsTeams(t *testing.T) {
 	await(p, "a team has one number in both tables", same, func(numbers []string) bool {
 		return len(numbers) == 2 && numbers[0] == numbers[1] && numbers[0] != ""
 	})
-	story := await(p, "its costs are not taken for requests", text("#story"), func(story string) bool { return strings.Contains(story, "within the quota") })
+	story := p.shows("its costs are not taken for requests", "#story", "within the quota")
 	require.NotContains(t, story, "one every")
 	require.NotContains(t, eval[string](p, text("#tiles")), "drain rate")
 	require.Equal(t, "Calls come as they like, and leave as the quota allows.", eval[string](p, text("#pace")))
-	await(p, "the level is a share", text(`[data-tile="level"]`), func(level string) bool { return strings.Contains(level, "%") })
+	p.shows("the level is a share", `[data-tile="level"]`, "%")
 	p.awaitTrue("no drain rate is beside requests", `!document.querySelector('.legend [data-series="rate"]').checkVisibility()`)
 	p.harmless()
 	p.readableByAll("quota")

@@ -186,14 +186,21 @@ func (s *scene) get(path string) (status int, body []byte) {
 	return r.StatusCode, body
 }
 
-// shaper adds a Shaper as a source.
-func (s *scene) shaper(name, limits string, opts ...shaper.Option) *shaper.Shaper {
+// made makes a Shaper, which lasts as long as the scene.
+func (s *scene) made(limits string, opts ...shaper.Option) *shaper.Shaper {
 	s.t.Helper()
 	l, err := shaper.ParseLimits(limits)
 	require.NoError(s.t, err)
 	made, err := shaper.New(l, opts...)
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { made.Close() })
+	return made
+}
+
+// shaper adds a Shaper as a source.
+func (s *scene) shaper(name, limits string, opts ...shaper.Option) *shaper.Shaper {
+	s.t.Helper()
+	made := s.made(limits, opts...)
 	s.inspector.Add(name, inspect.Of(made))
 	return made
 }

@@ -265,6 +265,14 @@ func (p *tab) awaitTrue(what, condition string) {
 	await(p, what, "Boolean("+condition+")", func(ok bool) bool { return ok })
 }
 
+// shows waits until the text of an element has all these parts, and returns it.
+func (p *tab) shows(what, selector string, parts ...string) string {
+	p.t.Helper()
+	return await(p, what, text(selector), func(shown string) bool {
+		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(shown, part) })
+	})
+}
+
 // js returns v as JavaScript.
 func js(v any) string {
 	text, err := json.Marshal(v)

@@ -157,12 +157,10 @@ func TestARowOpensItsBucket(t *testing.T) {
 	const key = "message_send:07"
 	p.awaitTrue("its row is there", `document.querySelector(`+js(linkOf(key))+`)`)
 	p.click(linkOf(key))
-	await(p, "its name is shown", text("#selected"), func(name string) bool { return strings.Contains(name, key) })
+	p.shows("its name is shown", "#selected", key)
 	st, _ := g.StatsOf(key)
-	await(p, "its line is shown", text("#tiles [data-tile=waiting]"), func(tile string) bool { return strings.Contains(tile, fmt.Sprint(st.Waiting)) })
-	await(p, "its rule is shown", text("#detail"), func(detail string) bool {
-		return strings.Contains(detail, "rule of message_send") && strings.Contains(detail, "limits.yaml:7")
-	})
+	p.shows("its line is shown", "#tiles [data-tile=waiting]", fmt.Sprint(st.Waiting))
+	p.shows("its rule is shown", "#detail", "rule of message_send", "limits.yaml:7")
 	require.Equal(t, key, eval[string](p, `new URLSearchParams(location.search).get("key")`))
 	require.Equal(t, "message_send", eval[string](p, `new URLSearchParams(location.search).get("contains")`), "the list stays as it is")
 }

@@ -37,18 +37,16 @@ func TestAListThatFailsBelowHTTPIsToldAndReadAgain(t *testing.T) {
 	g := s.group("clients", "1/h depth 5")
 	g.Allow("before")
 	p := s.openPage(t, "")
-	await(p, "the list is read", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "before") })
+	p.shows("the list is read", "#buckets", "before")
 	p.expect("net::ERR_")
 	s.answerInstead("/api/v1/buckets", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
-	await(p, "the page says so", text("#reports"), func(shown string) bool {
-		return strings.Contains(shown, "The table could not be read: no answer. Its rows are as they were at ")
-	})
+	p.shows("the page says so", "#reports", "The table could not be read: no answer. Its rows are as they were at ")
 	require.Contains(t, eval[string](p, text("#status")), "live")
 	p.shoot("no list")
 	require.Empty(t, p.violations())
 	g.Allow("after")
 	s.answerInstead("/api/v1/buckets", nil)
-	await(p, "it is read again", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "after") })
+	p.shows("it is read again", "#buckets", "after")
 	await(p, "the report is taken back", text("#reports"), func(shown string) bool { return shown == "" })
 }
 
@@ -59,7 +57,7 @@ func TestAListThatIsNoListIsTold(t *testing.T) {
 	s.shaper("upstream", "50/s depth 100")
 	s.answerInstead("/api/v1/buckets", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<p>Sign in</p>") })
 	p := s.openPage(t, "")
-	await(p, "the page says so", text("#reports"), func(shown string) bool { return strings.Contains(shown, "the answer is not JSON") })
+	p.shows("the page says so", "#reports", "the answer is not JSON")
 }
 
 // A browser has six connections to a server for all its windows, and a stream takes one.
@@ -126,9 +124,9 @@ func TestAReportIsShownUntilItIsTakenBack(t *testing.T) {
 	p := s.openPage(t, "")
 	const message = `limits.yaml:12:3: rate "fast<b>er</b>" is not a rate`
 	s.inspector.Report(errors.New(message))
-	await(p, "it is shown", text("#reports"), func(shown string) bool { return strings.Contains(shown, message) })
+	p.shows("it is shown", "#reports", message)
 	later := s.openPage(t, "")
-	await(later, "and to those who come later", text("#reports"), func(shown string) bool { return strings.Contains(shown, message) })
+	later.shows("and to those who come later", "#reports", message)
 	s.inspector.Report(nil)
 	await(p, "and no longer", text("#reports"), func(shown string) bool { return !strings.Contains(shown, "limits.yaml") })
 }
@@ -153,9 +151,9 @@ func TestTheTableComesWhenItsSourceIsAdded(t *testing.T) {
 	p := newTab(t, s.address(""))
 	p.expect("404") // the page, and then the table, before the source is there
 	p.open(s.address(linkTo("in", "later")))
-	await(p, "the table can't be read", text("#reports"), func(shown string) bool { return strings.Contains(shown, "could not be read") })
+	p.shows("the table can't be read", "#reports", "could not be read")
 	s.group("later", "1/h").Allow("late-key")
-	await(p, "its bucket is shown", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "late-key") })
+	p.shows("its bucket is shown", "#buckets", "late-key")
 	await(p, "the report is taken back", text("#reports"), func(shown string) bool { return !strings.Contains(shown, "could not be read") })
 }
 
@@ -172,10 +170,10 @@ func TestTheTableComesIfItsSourceIsAddedBeforeTheStreamOpens(t *testing.T) {
 	p := newTab(t, s.address(""))
 	p.expect("404")
 	p.open(s.address(linkTo("in", "later")))
-	await(p, "the table can't be read", text("#reports"), func(shown string) bool { return strings.Contains(shown, "could not be read") })
+	p.shows("the table can't be read", "#reports", "could not be read")
 	s.group("later", "1/h").Allow("late-key")
 	close(opens)
-	await(p, "its bucket is shown", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "late-key") })
+	p.shows("its bucket is shown", "#buckets", "late-key")
 }
 
 // The source comes while the page waits for the answer that there is none.
@@ -197,9 +195,9 @@ func TestTheTableComesIfItsSourceOvertakesTheAnswer(t *testing.T) {
 	realtime.Until(t, func() bool { return p.sent("api/v1/buckets") > 0 }, "the page asks for the buckets")
 	p.awaitTrue("the stream is open", `document.querySelector("#story").textContent !== ""`)
 	s.group("later", "1/h").Allow("late-key")
-	await(p, "it has heard of the other source", text("#sources"), func(shown string) bool { return strings.Contains(shown, "later") })
+	p.shows("it has heard of the other source", "#sources", "later")
 	close(heldBack)
-	await(p, "its bucket is shown", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "late-key") })
+	p.shows("its bucket is shown", "#buckets", "late-key")
 }
 
 func TestWithoutScriptTheTableAndItsFiltersAreThere(t *testing.T) {

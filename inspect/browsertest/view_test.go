@@ -41,7 +41,7 @@ func TestBackAndForwardGoThroughWhatWasLookedAt(t *testing.T) {
 	waiting := s.awaitRows(p, filtered)
 	p.click(linkOf(waiting[0]))
 	selected := func(what, key string) {
-		await(p, what, text("#selected"), func(name string) bool { return strings.Contains(name, key) })
+		p.shows(what, "#selected", key)
 	}
 	selected("a bucket is opened", waiting[0])
 	eval[any](p, "history.back()")
@@ -83,7 +83,7 @@ func TestALinkToAMomentShowsIt(t *testing.T) {
 	await(p, "now again", figure("waiting"), func(n float64) bool { return n == 22 })
 
 	p.open(s.address(linkTo("at", now.Add(-2*time.Hour).UTC().Format(time.RFC3339))))
-	await(p, "too long ago", text("#story"), func(story string) bool { return strings.Contains(story, "is not known here") })
+	p.shows("too long ago", "#story", "is not known here")
 }
 
 // Whoever is on call sees which source needs a look, also without seeing colors.
@@ -167,7 +167,7 @@ func TestTheKeyboardReachesABucket(t *testing.T) {
 		require.True(t, slices.Contains(reached, want), "%s is not among %q", want, reached)
 	}
 	p.do(chromedp.KeyEvent(kb.Enter))
-	await(p, "Enter opens it", text("#selected"), func(name string) bool { return strings.Contains(name, first) })
+	p.shows("Enter opens it", "#selected", first)
 }
 
 // A bucket that is not there has no line of a group.
@@ -192,7 +192,7 @@ func TestALongLineSaysHowManyMoreWait(t *testing.T) {
 	g.Allow("busy")
 	s.queue(g, "busy", 8)
 	p := s.openPage(t, linkTo("source", "clients", "key", "busy"))
-	await(p, "eight wait", text("#line-summary"), func(shown string) bool { return strings.Contains(shown, "8 wait") })
+	p.shows("eight wait", "#line-summary", "8 wait")
 	require.Equal(t, 7, eval[int](p, `document.querySelectorAll("#waiters tbody tr").length`))
 	require.Equal(t, "and 2 more", eval[string](p, `document.querySelector("#waiters tbody tr:last-child").innerText`))
 }
@@ -208,11 +208,11 @@ func TestAKeyThatIsTooLongToFollowIsAskedForOnce(t *testing.T) {
 	p := newTab(t, s.address(""))
 	p.expect("400")
 	p.open(s.address(linkTo("source", "clients", "key", key)))
-	await(p, "the page says so", text("#reports"), func(shown string) bool { return strings.Contains(shown, "must be at most 8192 bytes") })
-	await(p, "its detail is there", text("#detail"), func(shown string) bool { return strings.Contains(shown, "limits.yaml") })
+	p.shows("the page says so", "#reports", "must be at most 8192 bytes")
+	p.shows("its detail is there", "#detail", "limits.yaml")
 	asked, lists := p.sent("/api/v1/events"), p.sent("/api/v1/buckets\\?")
 	g.Allow("another")
-	await(p, "the table goes on", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "another") })
+	p.shows("the table goes on", "#buckets", "another")
 	realtime.Until(t, func() bool { return p.sent("/api/v1/buckets\\?") >= lists+3 }, "several lists are read")
 	require.Equal(t, asked, p.sent("/api/v1/events"))
 	require.NotContains(t, eval[string](p, text("#reports")), "Next try")
@@ -238,7 +238,7 @@ func TestTheRowOfTheOpenBucketSaysWhatItsTilesSay(t *testing.T) {
 	p := s.openPage(t, "")
 	await(p, "the tile", figure("waiting"), func(n float64) bool { return n == 49 })
 	realtime.Until(t, func() bool { return p.sent("/api/v1/buckets\\?") >= 3 }, "several lists have said that nobody waits")
-	await(p, "the row", text("#buckets tbody tr"), func(shown string) bool { return strings.Contains(shown, "50 %\t49") })
+	p.shows("the row", "#buckets tbody tr", "50 %\t49")
 }
 
 // Twenty changes must not push the table out of reach.

@@ -45,7 +45,7 @@ func TestWhatIfComparesTheSameArrivals(t *testing.T) {
 	p.expect("400")
 	p.set("#what-if [name=limits]", nonsense)
 	p.click("#what-if button")
-	await(p, "a mistake is named", text("#what-if-error"), func(shown string) bool { return strings.Contains(shown, "column") })
+	p.shows("a mistake is named", "#what-if-error", "column")
 	p.awaitTrue("and marked", `document.querySelector("#what-if [name=limits]").ariaInvalid === "true"`)
 	require.Empty(t, eval[[]string](p, foreign))
 }
