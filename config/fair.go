@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -230,29 +229,17 @@ func (p *parser) weights(f *fairness, n *yaml.Node) {
 	case n.Kind != yaml.MappingNode:
 		p.reportAt(n, "expected weights of keys, such as {gold: 4}")
 		return
-	case len(n.Content)/2 > maxRules:
-		p.reportAt(n.Content[2*maxRules], fmt.Sprintf("a file may have %d weights, this is one more", maxRules))
-		return
 	}
-	lines := map[string]int{}
-	for i := 0; i < len(n.Content); i += 2 {
-		key, value := n.Content[i], n.Content[i+1]
-		if !p.isName(key) {
-			continue
-		}
-		if wrong := checkKey(key.Value); wrong != "" {
-			p.reportAt(key, wrong)
-			// What it should have been is not known, so it is no duplicate.
-		} else if !p.isFirst(lines, key) {
-			continue
-		} else if parts, want := strings.Count(key.Value, "/")+1, partsOf(f.By); f.By != "" && parts != want {
+	want := partsOf(f.By)
+	p.keys(n, "weights", func(key, value *yaml.Node, right bool) {
+		if parts := strings.Count(key.Value, "/") + 1; right && f.By != "" && parts != want {
 			p.reportAt(key, fmt.Sprintf(`a key of %s, but each key has %s, which "by" says`, counted(parts), counted(want)))
 		}
-		f.weight[key.Value] = p.weight(key, value)
-	}
-	for _, key := range slices.Sorted(maps.Keys(f.weight)) {
-		f.Weights = append(f.Weights, Weight{key, f.weight[key], lines[key]})
-	}
+		weight := p.weight(key, value)
+		f.weight[key.Value] = weight
+		f.Weights = append(f.Weights, Weight{key.Value, weight, key.Line})
+	})
+	slices.SortFunc(f.Weights, func(a, b Weight) int { return strings.Compare(a.Key, b.Key) })
 }
 
 // counted returns a number of parts in words.

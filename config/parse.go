@@ -286,14 +286,20 @@ func (p *parser) top(root *yaml.Node) {
 
 // rules reads what stands below "limits".
 func (p *parser) rules(n, name *yaml.Node) {
-	switch {
-	case n.Kind == yaml.AliasNode:
-		return
-	case n.Kind != yaml.MappingNode:
+	switch n.Kind {
+	case yaml.AliasNode:
+	case yaml.MappingNode:
+		p.keys(n, "rules", func(key, value *yaml.Node, _ bool) { p.rule(key.Value, key, value) })
+	default:
 		p.report(name.Line, name.Column, name.Value, "expected rules below it, as in api: 50/s depth 100 (or {} for none)")
-		return
-	case len(n.Content)/2 > maxRules:
-		p.reportAt(n.Content[2*maxRules], fmt.Sprintf("a file may have %d rules, this is one more", maxRules))
+	}
+}
+
+// keys calls do for each key of a mapping of rules or weights, which kind says, but not for a key that
+// has come before. right reports whether the key is one that [shaper.Join] makes.
+func (p *parser) keys(n *yaml.Node, kind string, do func(key, value *yaml.Node, right bool)) {
+	if len(n.Content)/2 > maxRules {
+		p.reportAt(n.Content[2*maxRules], fmt.Sprintf("a file may have %d %s, this is one more", maxRules, kind))
 		return
 	}
 	seen := make(map[string]int, len(n.Content)/2) // line of each key
@@ -302,13 +308,14 @@ func (p *parser) rules(n, name *yaml.Node) {
 		if !p.isName(key) {
 			continue
 		}
-		if wrong := checkKey(key.Value); wrong != "" {
+		wrong := checkKey(key.Value)
+		if wrong != "" {
 			p.reportAt(key, wrong)
 			// What it should have been is not known, so it is no duplicate.
 		} else if !p.isFirst(seen, key) {
 			continue
 		}
-		p.rule(key.Value, key, value)
+		do(key, value, wrong == "")
 	}
 }
 
