@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -91,18 +90,15 @@ func TestClientKeysCallsByMethodAndByWhatTheySend(t *testing.T) {
 		skip := grpcshaper.WithSkip(func(method string) bool { return method == "/grpc.testing.TestService/EmptyCall" })
 		r := onClient(t, service{}, grpc.WithUnaryInterceptor(grpcshaper.UnaryClientInterceptor(l, skip)),
 			grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(l)))
-		of := func(tenant string) context.Context {
-			return metadata.AppendToOutgoingContext(t.Context(), "tenant", tenant)
-		}
-		require.NoError(t, r.call(of("acme")))
-		require.NoError(t, r.call(of("other")))
-		_, err := r.FullDuplexCall(of("acme"))
+		require.NoError(t, r.call(of(t, "acme")))
+		require.NoError(t, r.call(of(t, "other")))
+		_, err := r.FullDuplexCall(of(t, "acme"))
 		require.NoError(t, err)
-		requireCode(t, codes.ResourceExhausted, r.call(of("acme")))
-		_, err = r.FullDuplexCall(of("acme"))
+		requireCode(t, codes.ResourceExhausted, r.call(of(t, "acme")))
+		_, err = r.FullDuplexCall(of(t, "acme"))
 		requireCode(t, codes.ResourceExhausted, err)
 		for range 2 {
-			_, err := r.EmptyCall(of("acme"), &testgrpc.Empty{})
+			_, err := r.EmptyCall(of(t, "acme"), &testgrpc.Empty{})
 			requireCode(t, codes.Unimplemented, err) // The test's server has no such method, but was asked.
 		}
 	})
@@ -211,13 +207,10 @@ func TestHoldIsThatOfTheKey(t *testing.T) {
 		r := onClient(t, service{unary: func(ctx context.Context, _ *testgrpc.SimpleRequest) error {
 			return refusing(codes.ResourceExhausted, 7*time.Second)
 		}}, grpc.WithUnaryInterceptor(grpcshaper.UnaryClientInterceptor(grpcshaper.PerKey(g, grpcshaper.ByOutgoingMetadata("tenant")))))
-		of := func(tenant string) context.Context {
-			return metadata.AppendToOutgoingContext(t.Context(), "tenant", tenant)
-		}
-		requireCode(t, codes.ResourceExhausted, r.call(of("acme")))
-		requireCode(t, codes.ResourceExhausted, r.call(of("other")))
+		requireCode(t, codes.ResourceExhausted, r.call(of(t, "acme")))
+		requireCode(t, codes.ResourceExhausted, r.call(of(t, "other")))
 		require.Zero(t, since())
-		requireCode(t, codes.ResourceExhausted, r.call(of("acme")))
+		requireCode(t, codes.ResourceExhausted, r.call(of(t, "acme")))
 		require.Equal(t, 7*time.Second, since())
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
@@ -134,6 +135,11 @@ func newGroup(t *testing.T, limits string, opts ...shaper.GroupOption) *shaper.G
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, g.Close()) })
 	return g
+}
+
+// of returns the context of a call of a tenant, who is named in the metadata.
+func of(t *testing.T, tenant string) context.Context {
+	return metadata.AppendToOutgoingContext(t.Context(), "tenant", tenant)
 }
 
 // requireCode asks for the code of a status.

@@ -16,33 +16,35 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
+// limitsOf returns the limits that the bucket of a key has; none if it is not in use.
+func limitsOf(g *shaper.Group[string], key string) shaper.Limits {
+	st, _ := g.StatsOf(key)
+	return st.Limits
+}
+
 func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		usual := limits(t, "1 per 1h burst 9")
 		g := groupBy(t, func(string) (shaper.Limits, error) { return usual, nil })
 		c := newConsole(t, inspect.OfGroup(g))
-		of := func(key string) shaper.Limits {
-			st, _ := g.StatsOf(key)
-			return st.Limits
-		}
 		require.True(t, g.Allow("a/b"))
 		require.True(t, g.Allow("other"))
 		done := c.post(t, "/api/limits", `{"source":"one","key":"a/b","limits":"1 per 2h burst 9","for":"10m"}`)
 		require.Equal(t, "a/b", done.Key)
 		require.Equal(t, "a%2Fb", done.ID)
-		require.Equal(t, limits(t, "1 per 2h burst 9"), of("a/b"))
-		require.Equal(t, usual, of("other"))
+		require.Equal(t, limits(t, "1 per 2h burst 9"), limitsOf(g, "a/b"))
+		require.Equal(t, usual, limitsOf(g, "other"))
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		require.Equal(t, usual, of("a/b"))
+		require.Equal(t, usual, limitsOf(g, "a/b"))
 
 		// A key that has no bucket yet gets the limits with its first call. Its id can say
 		// what no JSON text can.
 		c.post(t, "/api/limits", `{"source":"one","id":"%ff","limits":"1 per 2h burst 9","for":"10m"}`)
 		require.True(t, g.Allow("\xff"))
-		require.Equal(t, limits(t, "1 per 2h burst 9"), of("\xff"))
+		require.Equal(t, limits(t, "1 per 2h burst 9"), limitsOf(g, "\xff"))
 		require.NoError(t, c.Close())
-		require.Equal(t, usual, of("\xff"))
+		require.Equal(t, usual, limitsOf(g, "\xff"))
 	})
 }
 
@@ -141,12 +143,10 @@ func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {
 				release, err := g.Acquire(t.Context(), "k", 1)
 				require.NoError(t, err)
 				defer release()
-				st, _ := g.StatsOf("k")
-				require.Equal(t, limits(t, c.given), st.Limits)
+				require.Equal(t, limits(t, c.given), limitsOf(g, "k"))
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
-				st, _ = g.StatsOf("k")
-				require.Equal(t, limits(t, c.usual), st.Limits, "%q", whats(console.changes(t)))
+				require.Equal(t, limits(t, c.usual), limitsOf(g, "k"), "%q", whats(console.changes(t)))
 			})
 		})
 	}
@@ -222,10 +222,6 @@ func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 			return usual, nil
 		})
 		c := newConsole(t, inspect.OfGroup(g))
-		of := func(key string) shaper.Limits {
-			st, _ := g.StatsOf(key)
-			return st.Limits
-		}
 		body := func(key string) string {
 			return fmt.Sprintf(`{"source":"one","key":%q,"limits":"1 per 2h burst 9","for":"10m"}`, key)
 		}
@@ -243,14 +239,14 @@ func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 		}
 		synctest.Wait()
 		c.post(t, "/api/limits", body("other"))
-		require.Equal(t, limits(t, "1 per 2h burst 9"), of("other"))
+		require.Equal(t, limits(t, "1 per 2h burst 9"), limitsOf(g, "other"))
 		c.post(t, "/api/hold", `{"source":"one","key":"ending","for":"10m"}`)
 
 		start := time.Now()
 		require.NoError(t, c.Close())
 		require.Equal(t, 5*time.Second, time.Since(start))
-		require.Equal(t, usual, of("other"))
-		require.Equal(t, limits(t, "1 per 2h burst 9"), of("k"), "its limits function blocks")
+		require.Equal(t, usual, limitsOf(g, "other"))
+		require.Equal(t, limits(t, "1 per 2h burst 9"), limitsOf(g, "k"), "its limits function blocks")
 		require.Empty(t, codes)
 
 		close(goOn)
