@@ -33,6 +33,7 @@ type recorded struct {
 	recording *shaper.Recording
 	since     time.Time
 	start     replay.Start
+	longer    bool      // more requests were in line than start has
 	fair      bool      // its keys take turns, which a replay knows nothing of
 	asked     time.Time // when it was last asked for
 	timer     *time.Timer
@@ -73,7 +74,7 @@ func beginRecording(ref bucketRef, fair bool) *recorded {
 	rec := &recorded{since: time.Now(), recording: ref.record(maxArrivals), fair: fair}
 	rec.asked = rec.since
 	st, _ := ref.stats()
-	rec.start.Level = st.Level
+	rec.start.Level, rec.longer = st.Level, st.Waiting > maxArrivals
 	line := ref.line(maxArrivals)
 	// Requests that came meanwhile may be in the line and in the recording.
 	arrivals := rec.recording.Arrivals()

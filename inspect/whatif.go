@@ -131,6 +131,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 		answer.Arrivals += n
 	}
 	answer.note(full, "only the latest %d arrivals are kept; they are replayed from an empty bucket on", maxArrivals)
+	answer.note(rec.longer && !full, "only the first %d requests in line when the recording began are known", maxArrivals)
 	answer.note(failed > 0, "left out are calls whose limits could not be had: %d", failed)
 	answer.note(l.InFlight > 0 || st.Limits.InFlight > 0,
 		"the replay has no cap on requests in flight, because nobody knows when a request would have ended that left at another instant")

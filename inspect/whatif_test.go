@@ -164,6 +164,21 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 		require.Equal(t, 1, got.Then.QueueFull)
 	})
 	synctest.Test(t, func(t *testing.T) {
+		s := shaperOf(t, "1000/s depth 20000")
+		for range 12_001 {
+			go s.Wait(t.Context())
+		}
+		synctest.Wait()
+		c := newConsole(t, inspect.Of(s))
+		c.whatIf(t, "", "1000/s depth 20000")
+		go s.Wait(t.Context())
+		time.Sleep(11 * time.Second)
+		got := c.whatIf(t, "", "1000/s depth 20000")
+		require.Equal(t, 1, got.Now.Waiting)
+		require.Equal(t, 1, got.Then.Departed, "2000 are not known that are in line before it")
+		require.Equal(t, []string{"only the first 10000 requests in line when the recording began are known"}, got.Notes)
+	})
+	synctest.Test(t, func(t *testing.T) {
 		g := groupBy(t, func(string) (shaper.Limits, error) { return shaper.Limits{}, errors.New("no database") })
 		c := newConsole(t, inspect.OfGroup(g))
 		require.Equal(t, http.StatusOK, ask(c, "/api/what-if?source=one&id=k&limits=1/s").Code)
