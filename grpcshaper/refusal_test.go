@@ -27,6 +27,11 @@ type limiter func(ctx context.Context, n int) error
 
 func (f limiter) WaitN(ctx context.Context, n int) error { return f(ctx, n) }
 
+// rejects is a Limiter that refuses each call for a reason.
+func rejects(reason error, retryAfter time.Duration) limiter {
+	return func(context.Context, int) error { return &shaper.RejectError{Reason: reason, RetryAfter: retryAfter} }
+}
+
 // retryDelay returns the RetryDelay of a status, or 0 without a RetryInfo.
 func retryDelay(t *testing.T, err error) time.Duration {
 	for _, detail := range status.Convert(err).Details() {
@@ -52,9 +57,6 @@ func refusedBy(t *testing.T, l shaper.Limiter, ctx context.Context, opts ...grpc
 }
 
 func TestEachRefusalHasItsCodeAndSaysWhenToComeBack(t *testing.T) {
-	rejects := func(err error, retryAfter time.Duration) limiter {
-		return func(context.Context, int) error { return &shaper.RejectError{Reason: err, RetryAfter: retryAfter} }
-	}
 	secret := errors.New("secret of the server")
 	for _, test := range []struct {
 		name     string
@@ -232,9 +234,7 @@ func TestRetriesOfTheServiceConfigComeWhenTheRefusalSays(t *testing.T) {
 
 func TestClientsRefusedTogetherAreNotAskedToComeBackTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		l := limiter(func(context.Context, int) error {
-			return &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: time.Second}
-		})
+		l := rejects(shaper.ErrQueueFull, time.Second)
 		r := onServer(t, service{}, grpc.UnaryInterceptor(grpcshaper.UnaryServerInterceptor(l, grpcshaper.WithRetrySpread(time.Second))))
 		delays := map[time.Duration]bool{}
 		for range 20 {
@@ -251,10 +251,7 @@ func TestClientsRefusedTogetherAreNotAskedToComeBackTogether(t *testing.T) {
 func TestLongTimesAndSpreadsDoNotOverflow(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
 		for _, retryAfter := range []time.Duration{1, math.MaxInt64 - 1, math.MaxInt64} {
-			l := limiter(func(context.Context, int) error {
-				return &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: retryAfter}
-			})
-			err, _, _ := refusedBy(t, l, t.Context(), grpcshaper.WithRetrySpread(math.MaxInt64))
+			err, _, _ := refusedBy(t, rejects(shaper.ErrQueueFull, retryAfter), t.Context(), grpcshaper.WithRetrySpread(math.MaxInt64))
 			requireCode(t, codes.ResourceExhausted, err)
 			require.GreaterOrEqual(t, retryDelay(t, err), retryAfter)
 		}
