@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/config"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -37,9 +38,7 @@ func TestALineKeepsItsPaceThroughAHundredChangesPerSecond(t *testing.T) {
 		file, err := config.Open(path)
 		require.NoError(t, err)
 		defer file.Close()
-		group, err := shaper.NewGroup(file.Limits)
-		require.NoError(t, err)
-		defer group.Close()
+		group := made.GroupBy(t, file.Limits)
 		file.OnChange(func(*config.Rules) { group.Reload() })
 
 		var calls sync.WaitGroup
@@ -191,13 +190,11 @@ func BenchmarkReload(b *testing.B) {
 			file, err := config.Open(path)
 			require.NoError(b, err)
 			defer file.Close()
-			group, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+			group := made.GroupBy(b, func(key string) (shaper.Limits, error) {
 				l, err := file.Limits(key)
 				l.Burst = 1 << 20 // So that the bucket of each key is in use to the end.
 				return l, err
 			})
-			require.NoError(b, err)
-			defer group.Close()
 			names := make([]string, keys)
 			for i := range names {
 				names[i] = "r" + base62(i) + "/192.0.2.1"

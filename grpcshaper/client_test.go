@@ -18,12 +18,13 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"example.com/leakybucket/grpcshaper"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
 func TestClientSendsCallsAtTheRateAndInOrder(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "1 per 2s depth 10")
+		s := made.Shaper(t, "1 per 2s depth 10")
 		var served timeline
 		r := onClient(t, service{
 			unary: noting(&served, since).unary,
@@ -53,7 +54,7 @@ func TestClientSendsCallsAtTheRateAndInOrder(t *testing.T) {
 
 func TestClientIsToldWhyACallWasNotSent(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "1 per 10s")
+		s := made.Shaper(t, "1 per 10s")
 		sent := 0
 		count := func() error { sent++; return nil }
 		r := onClient(t, service{
@@ -86,7 +87,7 @@ func TestClientIsToldWhyACallWasNotSent(t *testing.T) {
 
 func TestClientKeysCallsByMethodAndByWhatTheySend(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		l := grpcshaper.PerKey(newGroup(t, "1 per 10s"), grpcshaper.By(grpcshaper.ByMethod(), grpcshaper.ByOutgoingMetadata("tenant")))
+		l := grpcshaper.PerKey(made.Group[string](t, "1 per 10s"), grpcshaper.By(grpcshaper.ByMethod(), grpcshaper.ByOutgoingMetadata("tenant")))
 		skip := grpcshaper.WithSkip(func(method string) bool { return method == "/grpc.testing.TestService/EmptyCall" })
 		r := onClient(t, service{}, grpc.WithUnaryInterceptor(grpcshaper.UnaryClientInterceptor(l, skip)),
 			grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(l)))
@@ -106,7 +107,7 @@ func TestClientKeysCallsByMethodAndByWhatTheySend(t *testing.T) {
 
 func TestClientRefusesCallsWhoseKeyFails(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		l := grpcshaper.PerKey(newGroup(t, "1/s"), grpcshaper.ByOutgoingMetadata("a b"))
+		l := grpcshaper.PerKey(made.Group[string](t, "1/s"), grpcshaper.ByOutgoingMetadata("a b"))
 		r := onClient(t, service{}, grpc.WithUnaryInterceptor(grpcshaper.UnaryClientInterceptor(l)),
 			grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(l)))
 		err := r.call(t.Context())
@@ -147,7 +148,7 @@ func TestRefusalOfTheServerHoldsTheLine(t *testing.T) {
 		for _, kind := range []string{"unary", "stream", "each message"} {
 			t.Run(test.name+"/"+kind, func(t *testing.T) {
 				bubble(t, func(t *testing.T, since func() time.Duration) {
-					s := newShaper(t, "inf depth 10 inflight 5")
+					s := made.Shaper(t, "inf depth 10 inflight 5")
 					says := test.says
 					var served timeline
 					answer := func() error {
@@ -193,7 +194,7 @@ func TestRefusalOfTheServerHoldsTheLine(t *testing.T) {
 // tenants, must not stop because one of them is over its limit.
 func TestRefusalOfAnInnerInterceptorDoesNotHoldTheOuterLine(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		outer, inner := newShaper(t, "inf depth 10"), newShaper(t, "1 per 10s")
+		outer, inner := made.Shaper(t, "inf depth 10"), made.Shaper(t, "1 per 10s")
 		r := onClient(t, service{}, grpc.WithChainUnaryInterceptor(grpcshaper.UnaryClientInterceptor(outer), grpcshaper.UnaryClientInterceptor(inner)))
 		require.NoError(t, r.call(t.Context()))
 		requireCode(t, codes.ResourceExhausted, r.call(t.Context()))
@@ -203,7 +204,7 @@ func TestRefusalOfAnInnerInterceptorDoesNotHoldTheOuterLine(t *testing.T) {
 
 func TestHoldIsThatOfTheKey(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		g := newGroup(t, "inf depth 10 inflight 5")
+		g := made.Group[string](t, "inf depth 10 inflight 5")
 		r := onClient(t, service{unary: func(ctx context.Context, _ *testgrpc.SimpleRequest) error {
 			return refusing(codes.ResourceExhausted, 7*time.Second)
 		}}, grpc.WithUnaryInterceptor(grpcshaper.UnaryClientInterceptor(grpcshaper.PerKey(g, grpcshaper.ByOutgoingMetadata("tenant")))))

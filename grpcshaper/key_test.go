@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"example.com/leakybucket/grpcshaper"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -117,8 +118,8 @@ func TestKeysAreJoinedSoThatNoClientCanPickARule(t *testing.T) {
 
 func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		tenants := newGroup(t, "1 per 10s")
-		site := newShaper(t, "1 per 1s depth 10")
+		tenants := made.Group[string](t, "1 per 10s")
+		site := made.Shaper(t, "1 per 1s depth 10")
 		byTenant := grpcshaper.PerKey(tenants, grpcshaper.ByMetadata("tenant"))
 		for _, limiter := range []shaper.Limiter{byTenant, shaper.Chain(byTenant, site)} {
 			r := onServer(t, service{}, grpc.UnaryInterceptor(grpcshaper.UnaryServerInterceptor(limiter)))
@@ -139,7 +140,7 @@ func TestMethodIsKnownWithinAChain(t *testing.T) {
 			methods = append(methods, method)
 			return method, nil
 		}
-		keyed := grpcshaper.PerKey(newGroup(t, "inf"), noted)
+		keyed := grpcshaper.PerKey(made.Group[string](t, "inf"), noted)
 		r := connect(t, service{unary: func(ctx context.Context, _ *testgrpc.SimpleRequest) error {
 			return keyed.WaitN(ctx, 1) // In a handler.
 		}}, []grpc.ServerOption{grpc.UnaryInterceptor(grpcshaper.UnaryServerInterceptor(shaper.Chain(keyed)))},
@@ -160,7 +161,7 @@ func TestDryRunLetsCallsThroughWhoseKeyFails(t *testing.T) {
 		noKey := func(context.Context, string) (string, error) { return "", errors.New("no key") }
 		cost := 1
 		r := onServer(t, service{}, grpc.UnaryInterceptor(grpcshaper.UnaryServerInterceptor(
-			grpcshaper.PerKey(newGroup(t, "1 per 10s", shaper.WithDryRun()), noKey),
+			grpcshaper.PerKey(made.Group[string](t, "1 per 10s", shaper.WithDryRun()), noKey),
 			grpcshaper.WithCost(func(context.Context, string, any) int { return cost }))))
 		require.NoError(t, r.call(t.Context()))
 		require.NoError(t, r.call(t.Context()))
@@ -180,7 +181,7 @@ func TestDryRunLeavesItsVerdictForAnInterceptorInFront(t *testing.T) {
 			return answer, err
 		}
 		r := onServer(t, service{}, grpc.ChainUnaryInterceptor(inFront,
-			grpcshaper.UnaryServerInterceptor(newShaper(t, "1 per 10s depth 1", shaper.WithDryRun()))))
+			grpcshaper.UnaryServerInterceptor(made.Shaper(t, "1 per 10s depth 1", shaper.WithDryRun()))))
 		require.NoError(t, r.call(t.Context()))
 		require.NoError(t, r.call(t.Context()))
 		require.Equal(t, shaper.Verdict{Wait: 10 * time.Second}, verdict)
@@ -191,17 +192,17 @@ func TestDryRunLeavesItsVerdictForAnInterceptorInFront(t *testing.T) {
 // A cap that is passed over is worse than none: the program believes that it has one.
 func TestWaitNOfAPerKeyDoesNotPassOverTheCap(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		tenants, dry := newGroup(t, "inf inflight 1"), newGroup(t, "inf inflight 1", shaper.WithDryRun())
+		tenants, dry := made.Group[string](t, "inf inflight 1"), made.Group[string](t, "inf inflight 1", shaper.WithDryRun())
 		ctx, want := t.Context(), tenants.WaitN(t.Context(), "a", 1)
 		require.ErrorContains(t, want, "use Acquire")
 		keyed := grpcshaper.PerKey(tenants, grpcshaper.ByMethod())
-		for _, l := range []shaper.Limiter{keyed, shaper.Chain(keyed, newShaper(t, "inf"))} {
+		for _, l := range []shaper.Limiter{keyed, shaper.Chain(keyed, made.Shaper(t, "inf"))} {
 			require.Equal(t, want, l.WaitN(ctx, 1))
 			require.NoError(t, l.WaitN(ctx, 0))
 			require.Equal(t, shaper.ErrNegativeCost, l.WaitN(ctx, -1))
 		}
 		require.NoError(t, grpcshaper.PerKey(dry, grpcshaper.ByMethod()).WaitN(ctx, 1))
-		release, err := shaper.Chain(keyed, newShaper(t, "inf")).Acquire(ctx, 1)
+		release, err := shaper.Chain(keyed, made.Shaper(t, "inf")).Acquire(ctx, 1)
 		require.NoError(t, err)
 		for _, st := range tenants.All() {
 			require.Equal(t, 1, st.InFlight)
@@ -210,7 +211,7 @@ func TestWaitNOfAPerKeyDoesNotPassOverTheCap(t *testing.T) {
 		for _, st := range tenants.All() {
 			require.Zero(t, st.InFlight)
 		}
-		require.NoError(t, grpcshaper.PerKey(newGroup(t, "1/s"), grpcshaper.ByMethod()).WaitN(ctx, 1))
+		require.NoError(t, grpcshaper.PerKey(made.Group[string](t, "1/s"), grpcshaper.ByMethod()).WaitN(ctx, 1))
 
 		// The failure of the limits function is still told from a refusal.
 		secret := errors.New("secret")
@@ -223,7 +224,7 @@ func TestWaitNOfAPerKeyDoesNotPassOverTheCap(t *testing.T) {
 // A server limits the calls of each method, and the bytes of all.
 func TestCallsAndBytesAreChargedTheirOwnCosts(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		methods, bytes := newGroup(t, "1 per 1h burst 9"), newShaper(t, "1 per 1h burst 99")
+		methods, bytes := made.Group[string](t, "1 per 1h burst 9"), made.Shaper(t, "1 per 1h burst 99")
 		l := shaper.Chain(shaper.WithCostOf(grpcshaper.PerKey(methods, grpcshaper.ByMethod()), func(int) int { return 1 }), bytes)
 		r := onServer(t, service{}, grpc.UnaryInterceptor(grpcshaper.UnaryServerInterceptor(l,
 			grpcshaper.WithCost(func(context.Context, string, any) int { return 20 }))))

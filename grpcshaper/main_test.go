@@ -16,8 +16,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
-
-	"example.com/leakybucket/shaper"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -115,26 +113,6 @@ func bubble(t *testing.T, test func(t *testing.T, since func() time.Duration)) {
 		start := time.Now()
 		test(t, func() time.Duration { return time.Since(start) })
 	})
-}
-
-// newShaper makes a Shaper of the text form of limits.
-func newShaper(t *testing.T, limits string, opts ...shaper.Option) *shaper.Shaper {
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	s, err := shaper.New(l, opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s
-}
-
-// newGroup makes a Group of the text form of limits.
-func newGroup(t *testing.T, limits string, opts ...shaper.GroupOption) *shaper.Group[string] {
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, g.Close()) })
-	return g
 }
 
 // of returns the context of a call of a tenant, who is named in the metadata.

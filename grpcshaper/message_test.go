@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"example.com/leakybucket/grpcshaper"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
@@ -71,7 +72,7 @@ func TestMessagesArePaced(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, since func() time.Duration) {
-				l := newShaper(t, "1/s depth 10")
+				l := made.Shaper(t, "1/s depth 10")
 				var onServer []grpc.ServerOption
 				if test.server != nil {
 					onServer = append(onServer, grpc.StreamInterceptor(grpcshaper.StreamServerInterceptor(l, test.server...)))
@@ -103,7 +104,7 @@ func TestMessagesArePaced(t *testing.T) {
 // The only message of a stream comes with its end, which must not refuse it.
 func TestOnlyMessageOfAStreamIsPacedToo(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		l := newShaper(t, "1 per 5s depth 10 inflight 1")
+		l := made.Shaper(t, "1 per 5s depth 10 inflight 1")
 		r := onClient(t, service{}, grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(l, grpcshaper.WithEachReceived())))
 		for i := range 3 {
 			s, err := r.StreamingInputCall(t.Context())
@@ -122,7 +123,7 @@ func TestMessageThatIsRefusedEndsItsStream(t *testing.T) {
 	for direction, option := range each() {
 		t.Run(direction, func(t *testing.T) {
 			bubble(t, func(t *testing.T, since func() time.Duration) {
-				s := newShaper(t, "1 per 10s")
+				s := made.Shaper(t, "1 per 10s")
 				var errs []error
 				r := onServer(t, service{duplex: func(stream testgrpc.TestService_FullDuplexCallServer) error {
 					for range 3 {
@@ -163,7 +164,7 @@ func TestMessageOfAClientThatIsRefusedAbortsTheStream(t *testing.T) {
 	for direction, option := range each() {
 		t.Run(direction, func(t *testing.T) {
 			bubble(t, func(t *testing.T, since func() time.Duration) {
-				l := newShaper(t, "1 per 10s")
+				l := made.Shaper(t, "1 per 10s")
 				ended := make(chan error, 1)
 				r := onClient(t, service{duplex: func(stream testgrpc.TestService_FullDuplexCallServer) error {
 					err := echo(stream)
@@ -199,7 +200,7 @@ func TestMessageOfAClientThatIsRefusedAbortsTheStream(t *testing.T) {
 
 func TestReceivedMessageIsInFlightUntilTheNextIsAskedFor(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "inf depth 10 inflight 1")
+		s := made.Shaper(t, "inf depth 10 inflight 1")
 		var got timeline
 		r := onServer(t, service{duplex: func(stream testgrpc.TestService_FullDuplexCallServer) error {
 			for range 2 {
@@ -229,7 +230,7 @@ func TestReceivedMessageIsInFlightUntilTheNextIsAskedFor(t *testing.T) {
 
 func TestReceivedMessageOfAClientIsInFlightUntilTheNextOrTheEnd(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		l := newShaper(t, "inf depth 10 inflight 1")
+		l := made.Shaper(t, "inf depth 10 inflight 1")
 		r := onClient(t, service{duplex: echo}, grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(l, grpcshaper.WithEachReceived())))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -249,7 +250,7 @@ func TestReceivedMessageOfAClientIsInFlightUntilTheNextOrTheEnd(t *testing.T) {
 
 func TestMessageWaitsNoLongerThanItsStreamLasts(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "1 per 10s depth 10")
+		s := made.Shaper(t, "1 per 10s depth 10")
 		require.NoError(t, s.Wait(t.Context()))
 		ended := make(chan error, 1)
 		r := onServer(t, service{duplex: func(stream testgrpc.TestService_FullDuplexCallServer) error {
@@ -282,7 +283,7 @@ func TestMessageLeavesTheLineWhenItsStreamEnds(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, since func() time.Duration) {
-				l := newShaper(t, "1 per 1min depth 10")
+				l := made.Shaper(t, "1 per 1min depth 10")
 				r := onClient(t, service{duplex: func(stream testgrpc.TestService_FullDuplexCallServer) error {
 					select {
 					case <-time.After(2 * time.Second):
@@ -319,7 +320,7 @@ func TestMessageLeavesTheLineWhenItsStreamEnds(t *testing.T) {
 func TestStreamThatAnswersWhatItReceivesNeedsOneSeat(t *testing.T) {
 	both := []grpcshaper.Option{grpcshaper.WithEachReceived(), grpcshaper.WithEachSent()}
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		client, server := newShaper(t, "1/s depth 10 inflight 1"), newShaper(t, "inf depth 10 inflight 1")
+		client, server := made.Shaper(t, "1/s depth 10 inflight 1"), made.Shaper(t, "inf depth 10 inflight 1")
 		r := connect(t, service{duplex: echo},
 			[]grpc.ServerOption{grpc.StreamInterceptor(grpcshaper.StreamServerInterceptor(server, both...))},
 			[]grpc.DialOption{grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(client, both...))})
@@ -350,7 +351,7 @@ func TestNoSeatIsLostWhenStreamsEndInSeveralWaysAtOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			client, server := newShaper(t, "inf depth 1000 inflight 6"), newShaper(t, "inf depth 1000 inflight 8")
+			client, server := made.Shaper(t, "inf depth 1000 inflight 6"), made.Shaper(t, "inf depth 1000 inflight 8")
 			serve := func(stream testgrpc.TestService_FullDuplexCallServer) error {
 				for range 1 + rand.IntN(4) {
 					if _, err := stream.Recv(); err != nil {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"example.com/leakybucket/grpcshaper"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -80,8 +81,8 @@ func TestEachRefusalHasItsCodeAndSaysWhenToComeBack(t *testing.T) {
 		{"cancelled inside", limiter(func(context.Context, int) error { return context.Canceled }), codes.Unavailable, 0, "", context.Canceled},
 		{"timeout inside", limiter(func(context.Context, int) error { return context.DeadlineExceeded }), codes.Unavailable, 0, "", context.DeadlineExceeded},
 		{"negative", limiter(func(context.Context, int) error { return nil }), codes.Internal, 0, "", shaper.ErrNegativeCost},
-		{"no key", grpcshaper.PerKey(newGroup(t, "1/s"), func(context.Context, string) (string, error) { return "", secret }), codes.Internal, 0, "", secret},
-		{"a key's status", grpcshaper.PerKey(newGroup(t, "1/s"), func(context.Context, string) (string, error) {
+		{"no key", grpcshaper.PerKey(made.Group[string](t, "1/s"), func(context.Context, string) (string, error) { return "", secret }), codes.Internal, 0, "", secret},
+		{"a key's status", grpcshaper.PerKey(made.Group[string](t, "1/s"), func(context.Context, string) (string, error) {
 			return "", status.Error(codes.Unauthenticated, "no API key")
 		}), codes.Unauthenticated, 0, "", nil},
 		{"no limits", grpcshaper.PerKey(failingGroup(t, &shaper.RejectError{Reason: secret, RetryAfter: 1}), grpcshaper.ByMethod()), codes.Internal, 0, "", secret},
@@ -139,14 +140,12 @@ func TestARefusalSpeaksOfALineOnlyWhereThereIsOne(t *testing.T) {
 
 // failingGroup is a Group whose limits function fails.
 func failingGroup(t *testing.T, err error) *shaper.Group[string] {
-	g, made := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{}, err })
-	require.NoError(t, made)
-	return g
+	return made.GroupBy(t, func(string) (shaper.Limits, error) { return shaper.Limits{}, err })
 }
 
 func TestCallThatWouldMissItsDeadlineIsRefusedAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "1 per 10s depth 10")
+		s := made.Shaper(t, "1 per 10s depth 10")
 		require.NoError(t, s.Wait(t.Context()))
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
@@ -162,7 +161,7 @@ func TestCallThatWouldMissItsDeadlineIsRefusedAtOnce(t *testing.T) {
 
 func TestCallWhoseDeadlinePassesInTheLineEndsThen(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "inf depth 10 inflight 1")
+		s := made.Shaper(t, "inf depth 10 inflight 1")
 		release, err := s.Acquire(t.Context(), 1)
 		require.NoError(t, err)
 		defer release()
@@ -184,7 +183,7 @@ func TestCallWhoseDeadlinePassesInTheLineEndsThen(t *testing.T) {
 
 func TestServerSeesThatACallWasCancelledAndNotRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s, g := newShaper(t, "1 per 10s depth 10"), newGroup(t, "1 per 10s depth 10")
+		s, g := made.Shaper(t, "1 per 10s depth 10"), made.Group[string](t, "1 per 10s depth 10")
 		for _, l := range []shaper.Limiter{s, grpcshaper.PerKey(g, grpcshaper.ByMethod())} {
 			err, _, _ := refusedBy(t, l, t.Context())
 			require.NoError(t, err)
@@ -206,7 +205,7 @@ func TestACallInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
 		memory := buckettest.NewMemory()
 		memory.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-		s := newShaper(t, "1/s depth 9", shaper.WithBucket(memory, "key"))
+		s := made.Shaper(t, "1/s depth 9", shaper.WithBucket(memory, "key"))
 		err, trailer, seen := refusedBy(t, s, t.Context())
 		requireCode(t, codes.Unavailable, err)
 		require.ErrorIs(t, seen, shaper.ErrUnavailable)
@@ -217,7 +216,7 @@ func TestACallInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
 
 func TestRetriesOfTheServiceConfigComeWhenTheRefusalSays(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "1 per 10s")
+		s := made.Shaper(t, "1 per 10s")
 		var served timeline
 		r := connect(t, noting(&served, since),
 			[]grpc.ServerOption{grpc.UnaryInterceptor(grpcshaper.UnaryServerInterceptor(s))},
@@ -260,7 +259,7 @@ func TestLongTimesAndSpreadsDoNotOverflow(t *testing.T) {
 
 func TestRefusedStreamGetsWhatARefusedCallGets(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "1 per 10s depth 1")
+		s := made.Shaper(t, "1 per 10s depth 1")
 		r := onServer(t, service{}, grpc.StreamInterceptor(grpcshaper.StreamServerInterceptor(s)))
 		_, err := r.stream(t.Context())
 		require.ErrorIs(t, err, io.EOF)

@@ -16,6 +16,7 @@ import (
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 
 	"example.com/leakybucket/grpcshaper"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -59,7 +60,7 @@ func noting(l *timeline, since func() time.Duration) service {
 
 func TestCallIsInFlightUntilItsHandlerReturns(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "inf depth 10 inflight 1")
+		s := made.Shaper(t, "inf depth 10 inflight 1")
 		var served timeline
 		slow := service{
 			unary: func(_ context.Context, request *testgrpc.SimpleRequest) error {
@@ -105,7 +106,7 @@ func TestCallIsInFlightUntilItsHandlerReturns(t *testing.T) {
 
 func TestSkippedMethodsAndCallsOfNoCostPassAClosedShaper(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		s := newShaper(t, "1/s")
+		s := made.Shaper(t, "1/s")
 		require.NoError(t, s.Close())
 		opts := []grpcshaper.Option{
 			grpcshaper.WithSkip(func(method string) bool { return method == "/grpc.testing.TestService/FullDuplexCall" }),

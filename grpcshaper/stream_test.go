@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"example.com/leakybucket/grpcshaper"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -59,7 +60,7 @@ func TestStreamIsInFlightUntilItEndsInAnyWay(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, since func() time.Duration) {
-				l := newShaper(t, "inf inflight 1")
+				l := made.Shaper(t, "inf inflight 1")
 				r := onClient(t, service{duplex: test.duplex}, grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(l)))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
@@ -120,7 +121,7 @@ func TestStreamOfAnotherInterceptorIsInFlightUntilItsEnd(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, since func() time.Duration) {
-				l := newShaper(t, "inf inflight 1")
+				l := made.Shaper(t, "inf inflight 1")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				s, err := opening(ctx, l, test.desc, func() (grpc.ClientStream, error) { return test.stream, nil })
@@ -137,7 +138,7 @@ func TestStreamOfAnotherInterceptorIsInFlightUntilItsEnd(t *testing.T) {
 
 func TestStreamThatCannotBeOpenedIsNotInFlight(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		l := newShaper(t, "inf inflight 1")
+		l := made.Shaper(t, "inf inflight 1")
 		wrong := errors.New("wrong")
 		_, err := opening(t.Context(), l, &grpc.StreamDesc{}, func() (grpc.ClientStream, error) { return nil, wrong })
 		require.Equal(t, wrong, err)
@@ -152,7 +153,7 @@ func TestStreamThatCannotBeOpenedIsNotInFlight(t *testing.T) {
 // The options of a call may be in a slice that the program uses for other calls as well.
 func TestOptionsOfTheCallerAreNotOverwritten(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
-		r := onClient(t, service{}, grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(newShaper(t, "inf inflight 1"))))
+		r := onClient(t, service{}, grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(made.Shaper(t, "inf inflight 1"))))
 		opts := append(make([]grpc.CallOption, 0, 8), grpc.WaitForReady(true))
 		_, err := r.FullDuplexCall(t.Context(), opts...)
 		require.NoError(t, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -34,7 +35,7 @@ func (c console) overridden(t *testing.T, key string) (of bucket, rule string) {
 // set them, however many other changes have come since.
 func TestAnOverrideIsPartOfItsBucketAfterManyLaterChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1 per 1h burst 9")
+		g := made.Group[string](t, "1 per 1h burst 9")
 		c := newConsole(t, inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { return "usual", "limits.yaml", 3 })))
 		require.True(t, g.Allow("a"))
 		none, rule := c.overridden(t, "a")
@@ -95,7 +96,7 @@ func TestAnOverrideIsPartOfItsBucketAfterManyLaterChanges(t *testing.T) {
 func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var fails atomic.Bool
-		g := groupBy(t, func(int) (shaper.Limits, error) {
+		g := made.GroupBy(t, func(int) (shaper.Limits, error) {
 			if fails.Load() {
 				return shaper.Limits{}, errors.New("no database")
 			}
@@ -153,7 +154,7 @@ func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 // of one opens nothing at the other.
 func TestInspectorsOfOneKindShareTheirChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s")
+		s := made.Shaper(t, "50/s")
 		pages := newConsole(t, inspect.Of(s))
 		const another = "another token of some length"
 		admin := console{pages.With(inspect.WithControl(another), inspect.WithLogger(slog.New(slog.DiscardHandler))), pages.log}
@@ -165,7 +166,7 @@ func TestInspectorsOfOneKindShareTheirChanges(t *testing.T) {
 		refused(t, http.StatusUnauthorized, admin.send("/api/reset", `{"source":"one"}`))
 		w := admin.send("/api/reset", `{"source":"one"}`, header("Authorization", "Bearer "+another))
 		require.Equal(t, http.StatusOK, w.Code, w.Body)
-		require.Equal(t, limits(t, "50/s"), s.Limits())
+		require.Equal(t, made.Limits(t, "50/s"), s.Limits())
 		inForce, past := pages.recorded(t, "")
 		require.Empty(t, inForce)
 		require.Len(t, past, 1)
@@ -177,13 +178,13 @@ func TestInspectorsOfOneKindShareTheirChanges(t *testing.T) {
 // Limits that others have set since are theirs: nobody may be told that Ann has set them.
 func TestLimitsThatOthersHaveSetSinceAreNotToldAsAChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1/h burst 9")
+		g := made.Group[string](t, "1/h burst 9")
 		c := newConsole(t, inspect.OfGroup(g))
 		require.True(t, g.Allow("a"))
 		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"7/h","for":"10m","who":"Ann"}`)
 		got, _ := c.overridden(t, "a")
 		require.NotNil(t, got.Override)
-		require.NoError(t, g.SetLimits("a", limits(t, "33/h")))
+		require.NoError(t, g.SetLimits("a", made.Limits(t, "33/h")))
 		time.Sleep(time.Second)
 		got, _ = c.overridden(t, "a")
 		require.Equal(t, "33/h depth 0", got.Limits)

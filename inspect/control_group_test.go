@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -24,15 +25,15 @@ func limitsOf(g *shaper.Group[string], key string) shaper.Limits {
 
 func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		usual := limits(t, "1 per 1h burst 9")
-		g := groupBy(t, func(string) (shaper.Limits, error) { return usual, nil })
+		usual := made.Limits(t, "1 per 1h burst 9")
+		g := made.GroupBy(t, func(string) (shaper.Limits, error) { return usual, nil })
 		c := newConsole(t, inspect.OfGroup(g))
 		require.True(t, g.Allow("a/b"))
 		require.True(t, g.Allow("other"))
 		done := c.post(t, "/api/limits", `{"source":"one","key":"a/b","limits":"1 per 2h burst 9","for":"10m"}`)
 		require.Equal(t, "a/b", done.Key)
 		require.Equal(t, "a%2Fb", done.ID)
-		require.Equal(t, limits(t, "1 per 2h burst 9"), limitsOf(g, "a/b"))
+		require.Equal(t, made.Limits(t, "1 per 2h burst 9"), limitsOf(g, "a/b"))
 		require.Equal(t, usual, limitsOf(g, "other"))
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
@@ -42,7 +43,7 @@ func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 		// what no JSON text can.
 		c.post(t, "/api/limits", `{"source":"one","id":"%ff","limits":"1 per 2h burst 9","for":"10m"}`)
 		require.True(t, g.Allow("\xff"))
-		require.Equal(t, limits(t, "1 per 2h burst 9"), limitsOf(g, "\xff"))
+		require.Equal(t, made.Limits(t, "1 per 2h burst 9"), limitsOf(g, "\xff"))
 		require.NoError(t, c.Close())
 		require.Equal(t, usual, limitsOf(g, "\xff"))
 	})
@@ -51,8 +52,8 @@ func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 // Changes of one instant are listed by their keys, in the same order each time.
 func TestChangesOfOneInstantHaveAnOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		usual := limits(t, "1 per 1h burst 9")
-		c := newConsole(t, inspect.OfGroup(groupBy(t, func(string) (shaper.Limits, error) { return usual, nil })))
+		usual := made.Limits(t, "1 per 1h burst 9")
+		c := newConsole(t, inspect.OfGroup(made.GroupBy(t, func(string) (shaper.Limits, error) { return usual, nil })))
 		for _, key := range "cgahbfde" {
 			c.post(t, "/api/limits", fmt.Sprintf(`{"source":"one","key":"%c","limits":"1 per 2h burst 9","for":"10m"}`, key))
 		}
@@ -68,7 +69,7 @@ func TestChangesOfOneInstantHaveAnOrder(t *testing.T) {
 // What Group.SetLimits has said of a key is the program's own, before a change through the
 // API and during it, also while the key has no bucket.
 func TestTheLimitsThatAProgramHasGivenAKeyAreNotLost(t *testing.T) {
-	usual, own, others := limits(t, "1 per 1h burst 9"), limits(t, "2 per 1h burst 9"), limits(t, "3 per 1h burst 9")
+	usual, own, others := made.Limits(t, "1 per 1h burst 9"), made.Limits(t, "2 per 1h burst 9"), made.Limits(t, "3 per 1h burst 9")
 	const change = `{"source":"one","key":"k","limits":"7 per 1h burst 9","for":"10s"}`
 	set := func(l shaper.Limits) func(*shaper.Group[string]) error {
 		return func(g *shaper.Group[string]) error { return g.SetLimits("k", l) }
@@ -90,7 +91,7 @@ func TestTheLimitsThatAProgramHasGivenAKeyAreNotLost(t *testing.T) {
 			for _, end := range []string{"by itself", "reset", "Close"} {
 				t.Run(fmt.Sprintf("%s, in use: %v, end: %s", c.name, inUse, end), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						g := groupBy(t, func(string) (shaper.Limits, error) { return usual, nil })
+						g := made.GroupBy(t, func(string) (shaper.Limits, error) { return usual, nil })
 						console := newConsole(t, inspect.OfGroup(g))
 						require.NoError(t, c.before(g))
 						require.True(t, !inUse || g.Allow("k"))
@@ -128,7 +129,7 @@ func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {
 	} {
 		t.Run(c.usual+" to "+c.wanted, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g := groupBy(t, func(string) (shaper.Limits, error) { return limits(t, c.usual), nil })
+				g := made.GroupBy(t, func(string) (shaper.Limits, error) { return made.Limits(t, c.usual), nil })
 				console := newConsole(t, inspect.OfGroup(g))
 				body := fmt.Sprintf(`{"source":"one","key":"k","limits":%q,"for":"10s"}`, c.wanted)
 				if c.given == "" {
@@ -143,10 +144,10 @@ func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {
 				release, err := g.Acquire(t.Context(), "k", 1)
 				require.NoError(t, err)
 				defer release()
-				require.Equal(t, limits(t, c.given), limitsOf(g, "k"))
+				require.Equal(t, made.Limits(t, c.given), limitsOf(g, "k"))
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
-				require.Equal(t, limits(t, c.usual), limitsOf(g, "k"), "%q", whats(console.changes(t)))
+				require.Equal(t, made.Limits(t, c.usual), limitsOf(g, "k"), "%q", whats(console.changes(t)))
 			})
 		})
 	}
@@ -154,7 +155,7 @@ func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {
 
 func TestNothingIsChangedWhileTheLimitsOfAKeyCannotBeHad(t *testing.T) {
 	var panics atomic.Bool
-	g := groupBy(t, func(string) (shaper.Limits, error) {
+	g := made.GroupBy(t, func(string) (shaper.Limits, error) {
 		if panics.Load() {
 			panic("no database at all")
 		}
@@ -174,9 +175,9 @@ func TestNothingIsChangedWhileTheLimitsOfAKeyCannotBeHad(t *testing.T) {
 // change can't be replaced, but they must not stay for good.
 func TestAChangeThatCannotEndIsEndedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		usual := limits(t, "1 per 1h burst 9")
+		usual := made.Limits(t, "1 per 1h burst 9")
 		var broken atomic.Int32
-		g := groupBy(t, func(string) (shaper.Limits, error) {
+		g := made.GroupBy(t, func(string) (shaper.Limits, error) {
 			switch broken.Load() {
 			case 1:
 				return usual, errors.New("no database")
@@ -212,10 +213,10 @@ func TestAChangeThatCannotEndIsEndedLater(t *testing.T) {
 // keep neither other changes nor the end of the process waiting.
 func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		usual := limits(t, "1 per 1h burst 9")
+		usual := made.Limits(t, "1 per 1h burst 9")
 		var blocks atomic.Bool
 		goOn := make(chan struct{})
-		g := groupBy(t, func(key string) (shaper.Limits, error) {
+		g := made.GroupBy(t, func(key string) (shaper.Limits, error) {
 			if key != "other" && blocks.Load() {
 				<-goOn
 			}
@@ -239,14 +240,14 @@ func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 		}
 		synctest.Wait()
 		c.post(t, "/api/limits", body("other"))
-		require.Equal(t, limits(t, "1 per 2h burst 9"), limitsOf(g, "other"))
+		require.Equal(t, made.Limits(t, "1 per 2h burst 9"), limitsOf(g, "other"))
 		c.post(t, "/api/hold", `{"source":"one","key":"ending","for":"10m"}`)
 
 		start := time.Now()
 		require.NoError(t, c.Close())
 		require.Equal(t, 5*time.Second, time.Since(start))
 		require.Equal(t, usual, limitsOf(g, "other"))
-		require.Equal(t, limits(t, "1 per 2h burst 9"), limitsOf(g, "k"), "its limits function blocks")
+		require.Equal(t, made.Limits(t, "1 per 2h burst 9"), limitsOf(g, "k"), "its limits function blocks")
 		require.Empty(t, codes)
 
 		close(goOn)
@@ -263,8 +264,8 @@ func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
 }
 
 func TestConcurrentChangesEndWithWhatWasInForce(t *testing.T) {
-	s := shaperOf(t, "1 per 1h")
-	g := keyedBy[int](t, "1 per 1000s burst 20")
+	s := made.Shaper(t, "1 per 1h")
+	g := made.Group[int](t, "1 per 1000s burst 20")
 	for key := range 3 {
 		require.True(t, g.Allow(key))
 	}
@@ -300,7 +301,7 @@ func TestConcurrentChangesEndWithWhatWasInForce(t *testing.T) {
 	calls.Wait()
 	require.NoError(t, c.Close())
 	callers.Wait()
-	require.Equal(t, limits(t, "1 per 1h"), s.Limits())
+	require.Equal(t, made.Limits(t, "1 per 1h"), s.Limits())
 	require.Zero(t, s.Stats().HeldUntil)
 	for key, st := range g.All() {
 		require.Equal(t, shaper.Limits{Rate: 0.001, Burst: 20}, st.Limits, "key %d", key)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 )
 
 // refused requires that an answer is an error, and returns its parameter and message.
@@ -53,7 +54,7 @@ func TestNothingCanBeChangedWithoutAProperToken(t *testing.T) {
 		{[]inspect.Option{inspect.WithControl("  \n")}, "WithControl has no token", "WithControl has no token"},
 		{[]inspect.Option{inspect.WithHosts("shapers.internal"), inspect.WithControl("")}, "WithHosts lets other machines call", "WithHosts lets other machines call"},
 	} {
-		s := shaperOf(t, "50/s")
+		s := made.Shaper(t, "50/s")
 		i := console{log: &logText{}}
 		i.Inspector = inspect.New(append(c.opts, inspect.WithLogger(slog.New(slog.NewTextHandler(i.log, nil))))...)
 		i.Add("one", inspect.Of(s))
@@ -68,13 +69,13 @@ func TestNothingCanBeChangedWithoutAProperToken(t *testing.T) {
 			require.Contains(t, message, c.says)
 		}
 		require.Equal(t, http.StatusOK, ask(i, "/api/buckets").Code, "the rest is served")
-		require.Equal(t, limits(t, "50/s"), s.Limits())
+		require.Equal(t, made.Limits(t, "50/s"), s.Limits())
 		require.NoError(t, i.Close())
 	}
 }
 
 func TestARequestThatMayNotChangeAnythingIsRefused(t *testing.T) {
-	s := shaperOf(t, "50/s")
+	s := made.Shaper(t, "50/s")
 	c := newConsole(t, inspect.Of(s))
 	for name, r := range map[string]struct {
 		status int
@@ -104,7 +105,7 @@ func TestARequestThatMayNotChangeAnythingIsRefused(t *testing.T) {
 	w := ask(c, "/api/limits")
 	refused(t, http.StatusMethodNotAllowed, w)
 	require.Equal(t, "POST", w.Header().Get("Allow"))
-	require.Equal(t, limits(t, "50/s"), s.Limits())
+	require.Equal(t, made.Limits(t, "50/s"), s.Limits())
 	require.Empty(t, c.changes(t))
 	require.NotContains(t, c.log.String(), token)
 	require.Equal(t, 2, strings.Count(c.log.String(), "a wrong token was sent"))
@@ -119,8 +120,8 @@ func TestARequestThatMayNotChangeAnythingIsRefused(t *testing.T) {
 }
 
 func TestAWrongBodyIsRefusedByTheNameOfItsField(t *testing.T) {
-	s := shaperOf(t, "50/s")
-	g := groupOf(t, "1/s")
+	s := made.Shaper(t, "50/s")
+	g := made.Group[string](t, "1/s")
 	c := newConsole(t, inspect.Of(s))
 	c.Add("many", inspect.OfGroup(g))
 	defer c.Close()
@@ -166,7 +167,7 @@ func TestAWrongBodyIsRefusedByTheNameOfItsField(t *testing.T) {
 		require.Equal(t, r.parameter, parameter, "%.100s: %s", r.body, message)
 		require.Contains(t, message, r.contains, "%.100s", r.body)
 	}
-	require.Equal(t, limits(t, "50/s"), s.Limits())
+	require.Equal(t, made.Limits(t, "50/s"), s.Limits())
 	require.Empty(t, c.changes(t))
 }
 
@@ -183,7 +184,7 @@ func TestTheLogWarnsOfAShortToken(t *testing.T) {
 
 func TestTokensCannotBeTriedQuickly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newConsole(t, inspect.Of(shaperOf(t, "50/s")), inspect.WithHosts("shapers.internal"))
+		c := newConsole(t, inspect.Of(made.Shaper(t, "50/s")), inspect.WithHosts("shapers.internal"))
 		from := func(address string) func(*http.Request) {
 			return func(r *http.Request) { r.RemoteAddr = address }
 		}
@@ -224,9 +225,9 @@ func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 	require.NoError(t, err)
 	shown := regexp.MustCompile(`--json '(.*)' http://127\.0\.0\.1:6060(/api/v1/\w+)\n`).FindAllStringSubmatch(string(guide), -1)
 	require.Len(t, shown, 5)
-	g := groupOf(t, "1/s")
-	c := newConsole(t, inspect.Of(shaperOf(t, "50/s depth 100")))
-	c.Add("upstream", inspect.Of(shaperOf(t, "50/s depth 100")))
+	g := made.Group[string](t, "1/s")
+	c := newConsole(t, inspect.Of(made.Shaper(t, "50/s depth 100")))
+	c.Add("upstream", inspect.Of(made.Shaper(t, "50/s depth 100")))
 	c.Add("clients", inspect.OfGroup(g))
 	defer c.Close()
 	for _, m := range shown {
@@ -237,7 +238,7 @@ func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 
 // The document says which fields a body has, and which of them it must have.
 func TestTheDocumentedFieldsAreThoseThatAreTaken(t *testing.T) {
-	c := newConsole(t, inspect.Of(shaperOf(t, "50/s")))
+	c := newConsole(t, inspect.Of(made.Shaper(t, "50/s")))
 	paths := 0
 	for path, operations := range document().Paths {
 		post, ok := operations["post"]

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 )
 
 const token = "correct horse battery staple"
@@ -100,11 +101,11 @@ func whats(changes []change) (all []string) {
 
 func TestLimitsAreChangedForATimeAndThenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s depth 100")
+		s := made.Shaper(t, "50/s depth 100")
 		c := newConsole(t, inspect.Of(s))
 		start := time.Now()
 		done := c.post(t, "/api/limits", `{"source":"one","limits":"5/s depth 10","for":"10m","who":"Ann \"the boss\"\n"}`)
-		require.Equal(t, limits(t, "5/s depth 10"), s.Limits())
+		require.Equal(t, made.Limits(t, "5/s depth 10"), s.Limits())
 		until := start.Add(10 * time.Minute).UTC()
 		require.Equal(t, change{
 			At: start.UTC(), Who: `"Ann \"the boss\"\n" at 127.0.0.1:4000`, Source: "one", Until: &until,
@@ -117,10 +118,10 @@ func TestLimitsAreChangedForATimeAndThenBack(t *testing.T) {
 
 		time.Sleep(10*time.Minute - 1)
 		synctest.Wait()
-		require.Equal(t, limits(t, "5/s depth 10"), s.Limits())
+		require.Equal(t, made.Limits(t, "5/s depth 10"), s.Limits())
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		require.Equal(t, limits(t, "50/s depth 100"), s.Limits())
+		require.Equal(t, made.Limits(t, "50/s depth 100"), s.Limits())
 
 		changes := c.changes(t)
 		require.Len(t, changes, 2)
@@ -138,23 +139,23 @@ func TestLimitsAreChangedForATimeAndThenBack(t *testing.T) {
 
 func TestALaterChangeReplacesTheEndOfTheEarlierOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s")
+		s := made.Shaper(t, "50/s")
 		c := newConsole(t, inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
 		time.Sleep(9 * time.Minute)
 		c.post(t, "/api/limits", `{"source":"one","limits":"6/s","for":"10m"}`)
 		time.Sleep(10*time.Minute - 1)
 		synctest.Wait()
-		require.Equal(t, limits(t, "6/s"), s.Limits())
+		require.Equal(t, made.Limits(t, "6/s"), s.Limits())
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		require.Equal(t, limits(t, "50/s"), s.Limits())
+		require.Equal(t, made.Limits(t, "50/s"), s.Limits())
 	})
 }
 
 func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s")
+		s := made.Shaper(t, "50/s")
 		c := newConsole(t, inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
 		time.Sleep(time.Minute)
@@ -163,16 +164,16 @@ func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
 		require.Equal(t, "limits 5/s depth 0 have ended; back to 50/s depth 0", done.What)
 		require.Equal(t, `"Bob" at 127.0.0.1:4000`, done.Who)
 		require.Nil(t, done.Until)
-		require.Equal(t, limits(t, "50/s"), s.Limits())
+		require.Equal(t, made.Limits(t, "50/s"), s.Limits())
 		require.Equal(t, time.Now().Add(30*time.Minute), s.Stats().HeldUntil, "the hold stays")
 		_, message := refused(t, http.StatusConflict, c.send("/api/reset", `{"source":"one"}`))
 		require.Contains(t, message, "have not been changed here")
 
 		// Its end does not come a second time.
-		require.NoError(t, s.SetLimits(limits(t, "5/s")))
+		require.NoError(t, s.SetLimits(made.Limits(t, "5/s")))
 		time.Sleep(9 * time.Minute)
 		synctest.Wait()
-		require.Equal(t, limits(t, "5/s"), s.Limits())
+		require.Equal(t, made.Limits(t, "5/s"), s.Limits())
 		require.Len(t, c.changes(t), 3)
 	})
 }
@@ -180,20 +181,20 @@ func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
 // Somebody else's limits are newer than the limits before the change.
 func TestTheEndOfAChangeLeavesTheLimitsOfOthersInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s")
+		s := made.Shaper(t, "50/s")
 		c := newConsole(t, inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
-		require.NoError(t, s.SetLimits(limits(t, "70/s")))
+		require.NoError(t, s.SetLimits(made.Limits(t, "70/s")))
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		require.Equal(t, limits(t, "70/s"), s.Limits())
+		require.Equal(t, made.Limits(t, "70/s"), s.Limits())
 		require.Contains(t, c.log.String(), "limits 5/s depth 0 have ended; 70/s depth 0, which others have set meanwhile, stay in force")
 	})
 }
 
 func TestCloseEndsAllChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s depth 9")
+		s := made.Shaper(t, "50/s depth 9")
 		c := newConsole(t, inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s depth 9","for":"10m"}`)
 		done := c.post(t, "/api/hold", `{"source":"one","for":"10m"}`)
@@ -215,7 +216,7 @@ func TestCloseEndsAllChanges(t *testing.T) {
 		}
 		require.Contains(t, heard, "back to 50/s depth 9 (the inspector is closed)")
 		require.NoError(t, <-closed)
-		require.Equal(t, limits(t, "50/s depth 9"), s.Limits())
+		require.Equal(t, made.Limits(t, "50/s depth 9"), s.Limits())
 		require.Equal(t, time.Minute, <-left)
 		require.Contains(t, c.log.String(), "limits 5/s depth 9 have ended; back to 50/s depth 9 (the inspector is closed)")
 		require.Contains(t, c.log.String(), "the hold has ended (the inspector is closed)")
@@ -226,7 +227,7 @@ func TestCloseEndsAllChanges(t *testing.T) {
 
 func TestALineIsHeldAndReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s depth 9")
+		s := made.Shaper(t, "50/s depth 9")
 		c := newConsole(t, inspect.Of(s))
 		start, left := time.Now(), make(chan time.Duration, 2)
 		wait := func() {
@@ -256,7 +257,7 @@ func TestALineIsHeldAndReleased(t *testing.T) {
 // has wanted for half a minute.
 func TestTheHoldsOfOthersStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s depth 9")
+		s := made.Shaper(t, "50/s depth 9")
 		c := newConsole(t, inspect.Of(s))
 		start := time.Now()
 		s.Hold(2 * time.Minute)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -28,7 +29,7 @@ func burst(s *shaper.Shaper, n int) {
 func TestAStreamShowsABurstDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		s := shaperOf(t, "4/s depth 9")
+		s := made.Shaper(t, "4/s depth 9")
 		i := show(t, "one", inspect.Of(s), inspect.WithTitle("demo"))
 		time.Sleep(30 * time.Millisecond) // Samples are taken at whole tenths of a second.
 		burst(s, 13)
@@ -101,7 +102,7 @@ func TestAStreamShowsABurstDrain(t *testing.T) {
 // drain rate: in the last minute, and in the last hour by the greatest rates of each step.
 func TestAFastBurstIsSeenAsABurstAndAnEvenBand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "200/s depth 100")
+		s := made.Shaper(t, "200/s depth 100")
 		i := show(t, "one", inspect.Of(s))
 		time.Sleep(2*time.Second + 52*time.Millisecond)
 		burst(s, 90)
@@ -128,7 +129,7 @@ func TestAFastBurstIsSeenAsABurstAndAnEvenBand(t *testing.T) {
 func TestTheHistoryIsOfTheLastMinuteAndTheLastHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(made.Shaper(t, "4/s")))
 		time.Sleep(61*time.Minute + time.Millisecond)
 		past := pastOf(t, i, "/api/events")
 		require.Len(t, past.Points, 600)
@@ -150,7 +151,7 @@ func TestTheHistoryIsOfTheLastMinuteAndTheLastHour(t *testing.T) {
 // Whoever is on call sees at each source how it does, without opening it.
 func TestTheHealthOfEachSourceIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "1/s depth 3")
+		s := made.Shaper(t, "1/s depth 3")
 		i := show(t, "one", inspect.Of(s))
 		r := listen(t, i, "/api/events")
 		require.Equal(t, "hello", r.next().name)
@@ -186,7 +187,7 @@ func pastOf(t *testing.T, i *inspect.Inspector, target string) (past struct {
 // The history of a bucket goes on while nobody looks, for a minute.
 func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1/min depth 5")
+		g := made.Group[string](t, "1/min depth 5")
 		i := show(t, "many", inspect.OfGroup(g))
 		points := func() int {
 			return len(pastOf(t, i, "/api/events?source=many&key=a").Points)
@@ -203,7 +204,7 @@ func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
 // Whoever looks at one bucket also sees the figures of the whole source.
 func TestAFrameOfABucketHasTheTotalsOfItsSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1/min depth 9")
+		g := made.Group[string](t, "1/min depth 9")
 		i := show(t, "many", inspect.OfGroup(g))
 		time.Sleep(2*time.Second + time.Millisecond)
 		type totals struct{ Arrivals, Departures, Refusals, Abandoned, Waiting float64 }
@@ -232,7 +233,7 @@ func TestAFrameOfABucketHasTheTotalsOfItsSource(t *testing.T) {
 // and sees no departures of long ago when it is made again.
 func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1/s burst 2 depth 5")
+		g := made.Group[string](t, "1/s burst 2 depth 5")
 		i := show(t, "many", inspect.OfGroup(g))
 		for range 5 {
 			g.Allow("a")
@@ -263,7 +264,7 @@ func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 // string is known from scans alone.
 func TestAStreamOfAKeyThatIsNotAStringOutlivesTheScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := keyedBy[int](t, "1 per 1h depth 5")
+		g := made.Group[int](t, "1 per 1h depth 5")
 		i := show(t, "many", inspect.OfGroup(g))
 		require.True(t, g.Allow(7))
 		r := listen(t, i, "/api/events?source=many&key=7")
@@ -285,7 +286,7 @@ func TestAStreamOfAKeyThatIsNotAStringOutlivesTheScan(t *testing.T) {
 // it has missed.
 func TestASlowReaderGetsTheLatestFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(made.Shaper(t, "4/s")))
 		r := listen(t, i, "/api/events")
 		var f frame
 		r.until("frame", &f)
@@ -303,7 +304,7 @@ func TestASlowReaderGetsTheLatestFrame(t *testing.T) {
 
 func TestAReaderThatTakesNothingIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(made.Shaper(t, "4/s")))
 		r := listen(t, i, "/api/events")
 		var f frame
 		r.until("frame", &f)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 )
 
 // Who is answered depends on the name by which a client calls, and on where it is. "unix" before an
@@ -81,7 +82,7 @@ func TestWhoIsAnswered(t *testing.T) {
 // A page of another origin can send requests whose answers it can't read, such as enough
 // for /api/events to take all streams.
 func TestAForeignPageIsToldNothingByTheAPI(t *testing.T) {
-	i := show(t, "one", inspect.Of(shaperOf(t, "1/s")))
+	i := show(t, "one", inspect.Of(made.Shaper(t, "1/s")))
 	paths := []string{"/api/events", "/api/buckets", "/api/buckets/one/", "/api/line/one/", "/api/top", "/api/what-if?source=one&limits=1/s", "/api/openapi.json"}
 	for site, status := range map[string]int{"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200, "": 200} {
 		for _, path := range append(paths, "/", "/web/app.js") {

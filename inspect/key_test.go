@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 )
 
 // hostile are keys that somebody might send to break what shows them.
@@ -26,7 +27,7 @@ var hostile = []string{
 
 func TestHostileKeysAreTextEverywhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1 per 10d depth 2")
+		g := made.Group[string](t, "1 per 10d depth 2")
 		for _, key := range hostile {
 			lineUp(t, g, key, 4)
 		}
@@ -82,7 +83,7 @@ func TestHostileKeysAreTextEverywhere(t *testing.T) {
 
 // The key of a history or a recording is kept for minutes, and anybody may send one.
 func TestAHugeKeyIsNotKept(t *testing.T) {
-	i := show(t, "one", inspect.OfGroup(groupOf(t, "1/d")))
+	i := show(t, "one", inspect.OfGroup(made.Group[string](t, "1/d")))
 	for _, path := range []string{"/api/events?source=one", "/api/what-if?source=one&limits=1/s"} {
 		for length, status := range map[int]int{8 << 10: http.StatusOK, 8<<10 + 1: http.StatusBadRequest} {
 			ctx := t.Context()
@@ -104,7 +105,7 @@ type point struct{ X, Y int }
 
 // Keys that are not strings are shown as text, and found by their text, even without a list before.
 func TestKeysThatAreNotStrings(t *testing.T) {
-	g := keyedBy[any](t, "1 per 10000s")
+	g := made.Group[any](t, "1 per 10000s")
 	keys := []any{1, "1", int64(1), point{1, 2}, "{1 2}", nil, "<nil>", true, 0.5}
 	for _, key := range keys {
 		require.True(t, g.Allow(key))
@@ -139,7 +140,7 @@ func TestKeysThatAreNotStrings(t *testing.T) {
 // the other.
 func TestKeysThatPrintAlikeAreNeverTakenForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := keyedBy[any](t, "1 per 10000s burst 9")
+		g := made.Group[any](t, "1 per 10000s burst 9")
 		i := show(t, "one", inspect.OfGroup(g))
 		require.True(t, g.Allow(1))
 		require.Equal(t, http.StatusOK, ask(i, "/api/buckets/one/1").Code)
@@ -169,7 +170,7 @@ func (likeKey) String() string   { return "same" }
 func (likeKey) GoString() string { return "same" }
 
 func TestKeysThatNothingTellsApartAreListedOnly(t *testing.T) {
-	g := keyedBy[likeKey](t, "1 per 10000s")
+	g := made.Group[likeKey](t, "1 per 10000s")
 	for k := range likeKey(3) {
 		require.True(t, g.Allow(k))
 	}
@@ -182,7 +183,7 @@ func TestKeysThatNothingTellsApartAreListedOnly(t *testing.T) {
 type name string
 
 func TestAKindOfStringIsAString(t *testing.T) {
-	g := keyedBy[name](t, "1 per 10000s")
+	g := made.Group[name](t, "1 per 10000s")
 	require.True(t, g.Allow("a\xff"))
 	i := show(t, "one", inspect.OfGroup(g))
 	require.Equal(t, http.StatusOK, ask(i, "/api/buckets/one/a%FF").Code)
@@ -192,7 +193,7 @@ func TestAKindOfStringIsAString(t *testing.T) {
 // A list that was made a moment ago does not know a key that has come since.
 func TestALiveKeyOfAnyTypeIsFoundAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := keyedBy[int](t, "1 per 10000s")
+		g := made.Group[int](t, "1 per 10000s")
 		i := show(t, "n", inspect.OfGroup(g))
 		for key := range 9 {
 			require.NotContains(t, keysOf(listOf(t, i, "")), fmt.Sprint(key))

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -32,9 +33,9 @@ import (
 //	read/c          0        1      1/6    1         0        a minute and a half ago
 //	(dry) send/d    0        1      1/1    1         3        now
 func scene(t *testing.T, opts ...inspect.Option) *inspect.Inspector {
-	s := shaperOf(t, "1 per 1000000s burst 2")
-	g := groupOf(t, "1 per 10d depth 5")
-	dry := groupOf(t, "1 per 10d", shaper.WithDryRun())
+	s := made.Shaper(t, "1 per 1000000s burst 2")
+	g := made.Group[string](t, "1 per 10d depth 5")
+	dry := made.Group[string](t, "1 per 10d", shaper.WithDryRun())
 
 	require.True(t, s.Allow())
 	require.True(t, g.Allow("read/c"))
@@ -141,7 +142,7 @@ func TestAnExportThatNobodyReadsIsCutOff(t *testing.T) {
 // A key comes from a client. A spreadsheet must not run it.
 func TestAKeyIsNoFormula(t *testing.T) {
 	i := blank(t)
-	g := groupOf(t, "1 per 10d depth 5")
+	g := made.Group[string](t, "1 per 10d depth 5")
 	keys := []string{"=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a=1", `say "hi", you`}
 	for _, key := range keys {
 		require.True(t, g.Allow(key))
@@ -160,7 +161,7 @@ func TestAKeyIsNoFormula(t *testing.T) {
 }
 
 func TestAWrongParameterIsNamed(t *testing.T) {
-	i := show(t, "one", inspect.OfGroup(groupOf(t, "1/s")))
+	i := show(t, "one", inspect.OfGroup(made.Group[string](t, "1/s")))
 	long := strings.Repeat("x", 1000)
 	for _, test := range []struct {
 		target, parameter, value, message string
@@ -240,7 +241,7 @@ func TestAnotherMethodIsNotAllowed(t *testing.T) {
 // While the list is not fresh, going by time alone must not put a full bucket below an empty one.
 func TestAStaleListIsInTheOrderOfWhatItShows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupBy(t, func(key string) (shaper.Limits, error) {
+		g := made.GroupBy(t, func(key string) (shaper.Limits, error) {
 			if strings.HasPrefix(key, "fast") {
 				return shaper.Limits{Rate: 1000, Burst: 100}, nil
 			}
@@ -274,7 +275,7 @@ func TestAStaleListIsInTheOrderOfWhatItShows(t *testing.T) {
 // Sources are scanned at different instants. Their buckets are compared as they were at one.
 func TestBucketsOfSeveralSourcesAreComparedAtOneInstant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		early, late := shaperOf(t, "10/s burst 100"), shaperOf(t, "10/s burst 100")
+		early, late := made.Shaper(t, "10/s burst 100"), made.Shaper(t, "10/s burst 100")
 		require.True(t, early.AllowN(50))
 		require.True(t, late.AllowN(51))
 		i := show(t, "early", inspect.Of(early))
@@ -330,7 +331,7 @@ type herd struct {
 
 func newHerd(t *testing.T, seed uint64) *herd {
 	h := &herd{t: t, random: rand.New(rand.NewPCG(seed, 14))}
-	g := groupBy(t, func(key string) (shaper.Limits, error) {
+	g := made.GroupBy(t, func(key string) (shaper.Limits, error) {
 		if strings.HasPrefix(key, "goes") {
 			return shaper.Limits{Rate: 2}, nil // It is drained and deleted in half a second.
 		}
@@ -381,7 +382,7 @@ func TestPagingIsRightWhileKeysComeAndGo(t *testing.T) {
 
 func pageThrough(t *testing.T, h *herd, sort string) {
 	i := blank(t)
-	s := shaperOf(t, "1 per 10000s burst 5")
+	s := made.Shaper(t, "1 per 10000s burst 5")
 	require.True(t, s.AllowN(3))
 	i.Add("stays too", inspect.Of(s))
 	i.Add("herd", inspect.OfGroup(h.g))
@@ -415,7 +416,7 @@ func pageThrough(t *testing.T, h *herd, sort string) {
 }
 
 func TestACursorOfAnotherOrderIsRefused(t *testing.T) {
-	g := groupOf(t, "1/d")
+	g := made.Group[string](t, "1/d")
 	g.Allow("a")
 	g.Allow("b")
 	i := show(t, "one", inspect.OfGroup(g))

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -222,12 +223,12 @@ func TestTheCheckSeesWhatIsWrong(t *testing.T) {
 func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := scene(t, inspect.WithControl(token), inspect.WithLogger(slog.New(slog.DiscardHandler)))
-		i.Add("unlimited", inspect.Of(shaperOf(t, "inf inflight 3")))
-		held := shaperOf(t, "50/s depth 3 wait 2s")
+		i.Add("unlimited", inspect.Of(made.Shaper(t, "inf inflight 3")))
+		held := made.Shaper(t, "50/s depth 3 wait 2s")
 		held.Hold(time.Hour)
 		burst(held, 2)
 		i.Add("held", inspect.Of(held))
-		i.Add("explained", inspect.OfGroup(groupOf(t, "1/s"), inspect.WithExplain(func(string) (string, string, int) { return "r", "f", 1 })))
+		i.Add("explained", inspect.OfGroup(made.Group[string](t, "1/s"), inspect.WithExplain(func(string) (string, string, int) { return "r", "f", 1 })))
 		i.Report(http.ErrAbortHandler)
 
 		for _, test := range []struct {
@@ -360,13 +361,13 @@ func TestAnswersAreTheOnesOfTheFile(t *testing.T) {
 
 // answering makes an Inspector whose sources have all kinds of figures.
 func answering(t *testing.T) *inspect.Inspector {
-	fair := shaperOf(t, "4/s burst 2 depth 9", shaper.WithFairQueue(weights))
+	fair := made.Shaper(t, "4/s burst 2 depth 9", shaper.WithFairQueue(weights))
 	c := newConsole(t, inspect.OfQuota(fair, func(int) inspect.Quota { return sample() }))
-	g := groupBy(t, func(string) (shaper.Limits, error) { return limits(t, "1/h burst 9 depth 4 wait 50h"), nil })
+	g := made.GroupBy(t, func(string) (shaper.Limits, error) { return made.Limits(t, "1/h burst 9 depth 4 wait 50h"), nil })
 	c.Add("many", inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { return "usual", "limits.yaml", 3 })))
 
 	// All that can become of costs that were reserved.
-	reserved := shaperOf(t, "1/s burst 100 inflight 7")
+	reserved := made.Shaper(t, "1/s burst 100 inflight 7")
 	c.Add("reserved", inspect.Of(reserved))
 	var settles []func(int)
 	for range 4 {
@@ -381,12 +382,12 @@ func answering(t *testing.T) *inspect.Inspector {
 
 	server := buckettest.NewMemory()
 	server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-	down := shaperOf(t, "1/s", shaper.WithBucket(server, "k"))
+	down := made.Shaper(t, "1/s", shaper.WithBucket(server, "k"))
 	c.Add("down", inspect.Of(down))
 	for range 3 {
 		require.ErrorIs(t, down.Wait(t.Context()), shaper.ErrUnavailable)
 	}
-	closed := shaperOf(t, "1/s")
+	closed := made.Shaper(t, "1/s")
 	c.Add("closed", inspect.Of(closed))
 	for range 4 {
 		require.ErrorIs(t, closed.WaitN(t.Context(), 50), shaper.ErrTooCostly)

@@ -11,13 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 )
 
 // The script says the same of them, in a browser.
 func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
-	g := groupOf(t, "1 per 1000s")
+	g := made.Group[string](t, "1 per 1000s")
 	i := show(t, "group", inspect.OfGroup(g))
-	i.Add("shaper", inspect.Of(shaperOf(t, "1/s")))
+	i.Add("shaper", inspect.Of(made.Shaper(t, "1/s")))
 	names := map[string]string{
 		"":                       "(empty key)",
 		" a  b ":                 "␣a  b␣",
@@ -38,7 +39,7 @@ func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
 }
 
 func TestThePageHasItsTableWithoutAScript(t *testing.T) {
-	g := groupOf(t, "1 per 1000s")
+	g := made.Group[string](t, "1 per 1000s")
 	for range 2 {
 		g.Allow("<i>/..")
 		g.Allow("elsewhere")

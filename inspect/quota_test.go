@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 )
 
 type quota = inspect.View
@@ -33,7 +34,7 @@ func sample() inspect.Quota {
 
 func TestAQuotaIsToldWithTheLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "4/s depth 9")
+		s := made.Shaper(t, "4/s depth 9")
 		i := blank(t)
 		var asked atomic.Int64
 		i.Add("openai", inspect.OfQuota(s, func(teams int) inspect.Quota {
@@ -86,7 +87,7 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 // What the program tells may be anything. What the page is told is bounded, and has numbers only.
 func TestAQuotaThatMakesNoSenseIsToldAsWellAsItGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "4/s depth 9")
+		s := made.Shaper(t, "4/s depth 9")
 		broken := false
 		c := newConsole(t, inspect.OfQuota(s, func(teams int) inspect.Quota {
 			if broken {

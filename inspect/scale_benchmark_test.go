@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -24,7 +25,7 @@ const manyKeys = 100_000
 
 // manyBuckets makes a Group with that many buckets that last, of 100 kinds.
 func manyBuckets(b *testing.B) *shaper.Group[string] {
-	g := groupBy(b, func(key string) (shaper.Limits, error) {
+	g := made.GroupBy(b, func(key string) (shaper.Limits, error) {
 		if strings.HasPrefix(key, "line") {
 			return shaper.Limits{Rate: 10, Depth: 10}, nil
 		}

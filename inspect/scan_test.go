@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
@@ -37,7 +38,7 @@ func (k slowKey) String() string {
 // Group do not wait for it.
 func TestAllWhoLookShareAScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := keyedBy[slowKey](t, "1 per 10000s")
+		g := made.Group[slowKey](t, "1 per 10000s")
 		i := show(t, "one", inspect.OfGroup(g))
 		for k := range slowKey(3) {
 			require.True(t, g.Allow(k))
@@ -69,7 +70,7 @@ func TestAllWhoLookShareAScan(t *testing.T) {
 
 func TestAScanIsASecondOldAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1/d")
+		g := made.Group[string](t, "1/d")
 		i := show(t, "one", inspect.OfGroup(g))
 		require.Empty(t, listOf(t, i, "").Buckets)
 		g.Allow("a")
@@ -86,7 +87,7 @@ func TestAScanIsASecondOldAtMost(t *testing.T) {
 // A bucket is refusing for 10 seconds after its latest refusal.
 func TestRefusingEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1/d")
+		g := made.Group[string](t, "1/d")
 		i := show(t, "one", inspect.OfGroup(g))
 		refusing := func() bool {
 			l := listOf(t, i, "")
@@ -112,7 +113,7 @@ func TestRefusingEnds(t *testing.T) {
 
 // A function of the program that panics costs its answer no more than the rule.
 func TestAPanicOfExplainEndsNothing(t *testing.T) {
-	g := groupOf(t, "1/d")
+	g := made.Group[string](t, "1/d")
 	g.Allow("a")
 	i := show(t, "one", inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { panic("oh") })), inspect.WithLogger(slog.New(slog.DiscardHandler)))
 	w := ask(i, "/api/buckets/one/a")
@@ -141,7 +142,7 @@ func (stuckKey) GoString() string {
 // Frames, details and Close must not wait for a method of a key.
 func TestAKeyWhoseMethodHangsHoldsUpListsOnly(t *testing.T) {
 	stuck, unstick = make(chan struct{}), make(chan struct{})
-	g := keyedBy[stuckKey](t, "1 per 10000s")
+	g := made.Group[stuckKey](t, "1 per 10000s")
 	require.True(t, g.Allow(1))
 	require.True(t, g.Allow(2))
 	i := inspect.New()
@@ -193,7 +194,7 @@ func (k quittingKey) String() string {
 
 func TestAScanThatDoesNotReturnHoldsUpNoLaterOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := keyedBy[quittingKey](t, "1 per 10000s")
+		g := made.Group[quittingKey](t, "1 per 10000s")
 		require.True(t, g.Allow(1))
 		i := show(t, "one", inspect.OfGroup(g))
 		quitting.Store(true)
@@ -208,8 +209,8 @@ func TestAScanThatDoesNotReturnHoldsUpNoLaterOne(t *testing.T) {
 // Everything at once, for the race detector: a Group whose keys come, wait and go, and
 // pages and streams that look on and vanish, until Close.
 func TestLookingOnWhileAGroupChanges(t *testing.T) {
-	g := groupOf(t, "100/s burst 2 depth 3")
-	s := shaperOf(t, "1000/s depth 10")
+	g := made.Group[string](t, "100/s burst 2 depth 3")
+	s := made.Shaper(t, "1000/s depth 10")
 	i := inspect.New()
 	i.Add("many", inspect.OfGroup(g, inspect.WithExplain(func(key string) (string, string, int) { return key, "f", 1 })))
 	server := httptest.NewServer(i)
@@ -269,7 +270,7 @@ func TestLookingOnWhileAGroupChanges(t *testing.T) {
 func TestListsTakeLittleMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 10_000
-		g := groupOf(t, "1 per 10000s depth 5", shaper.WithMaxKeys(2*keys))
+		g := made.Group[string](t, "1 per 10000s depth 5", shaper.WithMaxKeys(2*keys))
 		for k := range keys {
 			g.Allow(fmt.Sprintf("message_send/%06d", k))
 		}

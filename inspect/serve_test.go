@@ -110,43 +110,6 @@ func show(t testing.TB, name string, source inspect.Source, opts ...inspect.Opti
 	return i
 }
 
-func limits(t testing.TB, text string) shaper.Limits {
-	t.Helper()
-	l, err := shaper.ParseLimits(text)
-	require.NoError(t, err)
-	return l
-}
-
-func shaperOf(t testing.TB, text string, opts ...shaper.Option) *shaper.Shaper {
-	t.Helper()
-	s, err := shaper.New(limits(t, text), opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s
-}
-
-// groupBy makes a Group with a limits function.
-func groupBy[K comparable](t testing.TB, of func(K) (shaper.Limits, error), opts ...shaper.GroupOption) *shaper.Group[K] {
-	t.Helper()
-	g, err := shaper.NewGroup(of, opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, g.Close()) })
-	return g
-}
-
-// keyedBy makes a Group with keys of a type, whose limits are the same for all keys.
-func keyedBy[K comparable](t testing.TB, text string, opts ...shaper.GroupOption) *shaper.Group[K] {
-	t.Helper()
-	l := limits(t, text)
-	return groupBy(t, func(K) (shaper.Limits, error) { return l, nil }, opts...)
-}
-
-// groupOf makes a Group whose limits are the same for all keys.
-func groupOf(t testing.TB, text string, opts ...shaper.GroupOption) *shaper.Group[string] {
-	t.Helper()
-	return keyedBy[string](t, text, opts...)
-}
-
 // lineUp lets n calls with a key wait until the test ends, in a bubble.
 func lineUp(t *testing.T, g *shaper.Group[string], key string, n int) {
 	ctx, cancel := context.WithCancel(t.Context())

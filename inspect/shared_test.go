@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -22,7 +23,7 @@ func requireReasonsAddUp(t *testing.T, b bucket) {
 func TestAnOutageIsNotTakenForAClosedBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := buckettest.NewMemory()
-		s := shaperOf(t, "1/s", shaper.WithBucket(server, "k"))
+		s := made.Shaper(t, "1/s", shaper.WithBucket(server, "k"))
 		c := newConsole(t, inspect.Of(s))
 		c.whatIf(t, "", "100/s depth 9")
 		require.NoError(t, s.Wait(t.Context()))
@@ -73,7 +74,7 @@ func TestAnOutageIsNotTakenForAClosedBucket(t *testing.T) {
 // What is leased and not used yet can't be used by others: it is shown.
 func TestWhatIsHeldOfASharedBucketIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupBy(t, func(string) (shaper.Limits, error) { return limits(t, "20/s depth 50"), nil },
+		g := made.GroupBy(t, func(string) (shaper.Limits, error) { return made.Limits(t, "20/s depth 50"), nil },
 			shaper.WithBuckets(buckettest.NewMemory(), func(key string) string { return key }))
 		for range 40 {
 			go g.Wait(t.Context(), "k")

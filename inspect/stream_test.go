@@ -17,12 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
 func TestStreamsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(made.Shaper(t, "4/s")))
 		var readers []*reader
 		for range 256 {
 			r := listen(t, i, "/api/events")
@@ -39,7 +40,7 @@ func TestStreamsAreBounded(t *testing.T) {
 func TestCloseEndsAllStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := inspect.New()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		i.Add("one", inspect.Of(made.Shaper(t, "4/s")))
 		polite, stuck := listen(t, i, "/api/events"), listen(t, i, "/api/events")
 		require.Equal(t, "hello", polite.next().name)
 		require.Equal(t, "hello", stuck.next().name)
@@ -64,7 +65,7 @@ func TestCloseEndsAllStreams(t *testing.T) {
 		require.Equal(t, http.StatusServiceUnavailable, ask(i, "/api/events").Code)
 		require.Equal(t, http.StatusServiceUnavailable, ask(i, "/api/buckets").Code)
 		require.NoError(t, i.Close())
-		i.Add("late", inspect.Of(shaperOf(t, "4/s"))) // It shows nothing, and begins nothing.
+		i.Add("late", inspect.Of(made.Shaper(t, "4/s"))) // It shows nothing, and begins nothing.
 	})
 }
 
@@ -72,7 +73,7 @@ func TestCloseEndsAllStreams(t *testing.T) {
 // With it a reader that takes nothing would be waited for without end, and so would Close.
 func TestCloseDoesNotHangBehindAWriterWithoutDeadlines(t *testing.T) {
 	i := inspect.New()
-	i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+	i.Add("one", inspect.Of(made.Shaper(t, "4/s")))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i.ServeHTTP(struct {
 			http.ResponseWriter
@@ -101,7 +102,7 @@ func TestCloseDoesNotHangBehindAWriterWithoutDeadlines(t *testing.T) {
 func TestReportsAndNewSourcesAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := blank(t)
-		one := shaperOf(t, "4/s")
+		one := made.Shaper(t, "4/s")
 		i.Add("one", inspect.Of(one))
 		r := listen(t, i, "/api/events")
 		var report struct{ Message string }
@@ -126,7 +127,7 @@ func TestReportsAndNewSourcesAreTold(t *testing.T) {
 			Name   string
 			Closed bool
 		}
-		many := groupOf(t, "4/s")
+		many := made.Group[string](t, "4/s")
 		i.Add("many", inspect.OfGroup(many))
 		r.until("sources", &sources)
 		require.Len(t, sources, 2)
@@ -139,9 +140,9 @@ func TestReportsAndNewSourcesAreTold(t *testing.T) {
 }
 
 func TestTwoSourcesOfOneNameAreAMistake(t *testing.T) {
-	i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
-	require.PanicsWithValue(t, `inspect: there is a source named "one" already`, func() { i.Add("one", inspect.Of(shaperOf(t, "4/s"))) })
-	require.Panics(t, func() { i.Add("", inspect.Of(shaperOf(t, "4/s"))) })
+	i := show(t, "one", inspect.Of(made.Shaper(t, "4/s")))
+	require.PanicsWithValue(t, `inspect: there is a source named "one" already`, func() { i.Add("one", inspect.Of(made.Shaper(t, "4/s"))) })
+	require.Panics(t, func() { i.Add("", inspect.Of(made.Shaper(t, "4/s"))) })
 	require.Panics(t, func() { i.Add("two", nil) })
 }
 
@@ -157,7 +158,7 @@ func TestAStreamOutlivesTheTimeoutsOfTheServer(t *testing.T) {
 func outlives(t *testing.T, timeout time.Duration) bool {
 	t.Helper()
 	i := inspect.New()
-	i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+	i.Add("one", inspect.Of(made.Shaper(t, "4/s")))
 	server := httptest.NewUnstartedServer(i)
 	defer server.Close()
 	defer i.Close()
@@ -183,7 +184,7 @@ func outlives(t *testing.T, timeout time.Duration) bool {
 func TestARemovedSourceIsShownNoLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := blank(t)
-		one, two := groupOf(t, "4/s"), groupOf(t, "4/s")
+		one, two := made.Group[string](t, "4/s"), made.Group[string](t, "4/s")
 		one.Allow("a")
 		two.Allow("b")
 		i.Add("one", inspect.OfGroup(one))
@@ -206,7 +207,7 @@ func TestARemovedSourceIsShownNoLonger(t *testing.T) {
 		require.Equal(t, []string{"b"}, keysOf(listOf(t, i, "sort=key")))
 		i.Remove("one") // There is none.
 
-		other := groupOf(t, "4/s")
+		other := made.Group[string](t, "4/s")
 		other.Allow("c")
 		i.Add("one", inspect.OfGroup(other))
 		require.Equal(t, []string{"c"}, keysOf(listOf(t, i, "source=one")))
@@ -221,10 +222,10 @@ func TestARemovedSourceIsShownNoLonger(t *testing.T) {
 // have each of its points twice.
 func TestASourceInThePlaceOfTheOnlyOneIsSampledOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := show(t, "one", inspect.Of(shaperOf(t, "4/s")))
+		i := show(t, "one", inspect.Of(made.Shaper(t, "4/s")))
 		synctest.Wait()
 		i.Remove("one")
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		i.Add("one", inspect.Of(made.Shaper(t, "4/s")))
 		time.Sleep(10*time.Second + time.Millisecond)
 		var history struct{ Points []struct{} }
 		listen(t, i, "/api/events").until("history", &history)
@@ -236,17 +237,17 @@ func TestASourceInThePlaceOfTheOnlyOneIsSampledOnce(t *testing.T) {
 // stay in force for ever.
 func TestChangesOfARemovedSourceEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s depth 100")
+		s := made.Shaper(t, "50/s depth 100")
 		c := newConsole(t, inspect.Of(s))
-		other := shaperOf(t, "50/s depth 100")
+		other := made.Shaper(t, "50/s depth 100")
 		c.Add("other", inspect.Of(other))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
 		c.post(t, "/api/hold", `{"source":"one","for":"10m"}`)
 		c.post(t, "/api/limits", `{"source":"other","limits":"5/s","for":"10m"}`)
 		c.Remove("one")
-		require.Equal(t, limits(t, "50/s depth 100"), s.Limits())
+		require.Equal(t, made.Limits(t, "50/s depth 100"), s.Limits())
 		require.Zero(t, s.Stats().HeldUntil)
-		require.Equal(t, limits(t, "5/s"), other.Limits())
+		require.Equal(t, made.Limits(t, "5/s"), other.Limits())
 		require.Contains(t, c.log.String(), `what="limits 5/s depth 0 have ended; back to 50/s depth 100 (the source was removed)"`)
 	})
 }
@@ -254,7 +255,7 @@ func TestChangesOfARemovedSourceEnd(t *testing.T) {
 // A page that is mounted below a path, as by http.StripPrefix, would otherwise ask for its
 // scripts and its data at the root of the host.
 func TestLinksOfThePageAreRelative(t *testing.T) {
-	g := groupOf(t, "1/h") // Its keys stay.
+	g := made.Group[string](t, "1/h") // Its keys stay.
 	for n := range 100 {
 		g.Allow(strconv.Itoa(n))
 	}
@@ -271,7 +272,7 @@ func TestAStreamThatBeganWithoutASourceStopsNoSampler(t *testing.T) {
 		i := blank(t)
 		empty := listen(t, i, "/api/events")
 		require.Equal(t, "hello", empty.next().name)
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		i.Add("one", inspect.Of(made.Shaper(t, "4/s")))
 		time.Sleep(3 * time.Second)
 		empty.until("sources", &[]struct{}{})
 	})
@@ -285,11 +286,11 @@ func TestARemovedSourceWhoseChangeHangsLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hangs atomic.Bool
 		blocked := make(chan struct{})
-		old := groupBy(t, func(key string) (shaper.Limits, error) {
+		old := made.GroupBy(t, func(key string) (shaper.Limits, error) {
 			if key == "hangs" && hangs.Load() {
 				<-blocked
 			}
-			return limits(t, "1/h burst 9"), nil
+			return made.Limits(t, "1/h burst 9"), nil
 		})
 		goOn := sync.OnceFunc(func() { close(blocked) })
 		c := newConsole(t, inspect.OfGroup(old))
@@ -316,14 +317,14 @@ func TestARemovedSourceWhoseChangeHangsLeavesNothing(t *testing.T) {
 		require.Equal(t, begun.Add(5*time.Second), <-removed)
 		st, _ := old.StatsOf("a")
 		require.Zero(t, st.HeldUntil)
-		require.Equal(t, limits(t, "1/h burst 9"), st.Limits)
+		require.Equal(t, made.Limits(t, "1/h burst 9"), st.Limits)
 		require.Zero(t, c.Recordings(), "it keeps the latest requests of a bucket that nobody sees")
 		refused(t, http.StatusNotFound, ask(c, "/api/what-if?source=one&key=a&limits=2/h"))
 		inForce, past := c.recorded(t, "")
 		require.Empty(t, inForce)
 		require.Equal(t, "failed", *past[0].Outcome)
 
-		next := groupOf(t, "2/h burst 9")
+		next := made.Group[string](t, "2/h burst 9")
 		c.Add("one", inspect.OfGroup(next))
 		require.True(t, next.Allow("hangs"))
 		shown, _ := c.overridden(t, "hangs")
@@ -332,7 +333,7 @@ func TestARemovedSourceWhoseChangeHangsLeavesNothing(t *testing.T) {
 		c.post(t, "/api/limits", `{"source":"one","key":"hangs","limits":"9/h","for":"10m"}`)
 		st, _ = next.StatsOf("hangs")
 		require.NotZero(t, st.HeldUntil)
-		require.Equal(t, limits(t, "9/h"), st.Limits)
+		require.Equal(t, made.Limits(t, "9/h"), st.Limits)
 		st, _ = old.StatsOf("hangs")
 		require.Zero(t, st.HeldUntil)
 

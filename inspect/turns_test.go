@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -52,7 +53,7 @@ func weights(key string) int { return len(key) }
 
 func TestAStreamTellsWhoseTurnItIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "4/s depth 100", shaper.WithFairQueue(weights))
+		s := made.Shaper(t, "4/s depth 100", shaper.WithFairQueue(weights))
 		i := show(t, "one", inspect.Of(s))
 		began := time.Now()
 		time.Sleep(100 * time.Millisecond)
@@ -99,7 +100,7 @@ func TestAStreamTellsWhoseTurnItIs(t *testing.T) {
 // fills the line is still seen.
 func TestMadeUpKeysDoNotHideWhoFillsTheLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "100/s depth 20000", shaper.WithFairQueue(func(key string) int { return map[string]int{"heavy": 1000}[key] }))
+		s := made.Shaper(t, "100/s depth 20000", shaper.WithFairQueue(func(key string) int { return map[string]int{"heavy": 1000}[key] }))
 		i := show(t, "one", inspect.Of(s))
 		time.Sleep(5 * time.Millisecond) // Nothing leaves at the instants at which samples are taken.
 		comes(s, "", 1)
@@ -147,9 +148,9 @@ func countOf(rows []inspect.Turn, left int) (n int) {
 
 func TestOnlyAShaperWithFairQueueHasTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "4/s depth 2")
+		s := made.Shaper(t, "4/s depth 2")
 		i := show(t, "one", inspect.Of(s))
-		i.Add("many", inspect.OfGroup(groupOf(t, "1/s")))
+		i.Add("many", inspect.OfGroup(made.Group[string](t, "1/s")))
 		burst(s, 5)
 		require.Equal(t, http.StatusNotFound, ask(i, "/api/v1/keys/one/").Code)
 		require.Equal(t, http.StatusNotFound, ask(i, "/api/v1/keys/many/x").Code)
@@ -198,7 +199,7 @@ func TestTurnsGoWithAllElse(t *testing.T) {
 				if test.bucket != nil {
 					opts = append(opts, shaper.WithBucket(test.bucket, "k"))
 				}
-				s := shaperOf(t, test.limits, opts...)
+				s := made.Shaper(t, test.limits, opts...)
 				i := show(t, "one", inspect.Of(s))
 				ends := make(chan func(), 4)
 				for _, key := range []string{"a", "a", "a", "b"} {
@@ -231,7 +232,7 @@ func TestTurnsGoWithAllElse(t *testing.T) {
 // What-if knows one line. On a Shaper whose keys take turns it must say so.
 func TestWhatIfSaysThatItKnowsNoTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "1/s depth 100", shaper.WithFairQueue(nil))
+		s := made.Shaper(t, "1/s depth 100", shaper.WithFairQueue(nil))
 		c := newConsole(t, inspect.Of(s))
 		comes(s, "a", 5)
 		time.Sleep(1500 * time.Millisecond) // One has left.

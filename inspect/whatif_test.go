@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -34,7 +35,7 @@ func (c console) whatIf(t *testing.T, key, limits string) (answer inspect.WhatIf
 
 func TestWhatIfTellsABurstUnderOtherLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s depth 4")
+		s := made.Shaper(t, "50/s depth 4")
 		c := newConsole(t, inspect.Of(s))
 		start := time.Now().UTC()
 		first := c.whatIf(t, "", "25/s depth 9")
@@ -72,7 +73,7 @@ func TestWhatIfTellsABurstUnderOtherLimits(t *testing.T) {
 // Else those who ask and go, again and again, would keep the replays of others waiting.
 func TestAReplayIsNotWaitedForByACallerThatHasGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newConsole(t, inspect.Of(shaperOf(t, "50/s")))
+		c := newConsole(t, inspect.Of(made.Shaper(t, "50/s")))
 		end := inspect.BeginReplay(c.Inspector)
 		ctx, cancel := context.WithCancel(t.Context())
 		var gone, stays sync.WaitGroup
@@ -95,7 +96,7 @@ func TestAReplayIsNotWaitedForByACallerThatHasGone(t *testing.T) {
 
 func TestARecordingEndsWhenNobodyAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "50/s")
+		s := made.Shaper(t, "50/s")
 		c := newConsole(t, inspect.Of(s))
 		start := time.Now().UTC()
 		c.whatIf(t, "", "1/s")
@@ -113,7 +114,7 @@ func TestARecordingEndsWhenNobodyAsks(t *testing.T) {
 // Whoever may read can ask about any keys, and must not take what-if away from the others.
 func TestTheRecordingOfLeastInterestGivesItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := groupOf(t, "1/s")
+		g := made.Group[string](t, "1/s")
 		c := newConsole(t, inspect.OfGroup(g))
 		for k := range 16 {
 			c.whatIf(t, fmt.Sprint("key/", k), "1/s")
@@ -141,7 +142,7 @@ func TestTheRecordingOfLeastInterestGivesItsPlace(t *testing.T) {
 
 func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "1000/s depth 5 inflight 2")
+		s := made.Shaper(t, "1000/s depth 5 inflight 2")
 		c := newConsole(t, inspect.Of(s))
 		c.whatIf(t, "", "1/s")
 		s.Hold(time.Hour)
@@ -152,7 +153,7 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 		require.NoError(t, c.Close())
 	})
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "1/s", shaper.WithDryRun())
+		s := made.Shaper(t, "1/s", shaper.WithDryRun())
 		c := newConsole(t, inspect.Of(s))
 		c.whatIf(t, "", "1/s")
 		for range 3 {
@@ -164,7 +165,7 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 		require.Equal(t, 1, got.Then.QueueFull)
 	})
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "1000/s depth 20000")
+		s := made.Shaper(t, "1000/s depth 20000")
 		for range 12_001 {
 			go s.Wait(t.Context())
 		}
@@ -179,7 +180,7 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 		require.Equal(t, []string{"only the first 10000 requests in line when the recording began are known"}, got.Notes)
 	})
 	synctest.Test(t, func(t *testing.T) {
-		g := groupBy(t, func(string) (shaper.Limits, error) { return shaper.Limits{}, errors.New("no database") })
+		g := made.GroupBy(t, func(string) (shaper.Limits, error) { return shaper.Limits{}, errors.New("no database") })
 		c := newConsole(t, inspect.OfGroup(g))
 		require.Equal(t, http.StatusOK, ask(c, "/api/what-if?source=one&id=k&limits=1/s").Code)
 		require.False(t, g.Allow("k"))
@@ -192,7 +193,7 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 
 func TestMoreArrivalsThanAreKeptAreNotComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "1/s")
+		s := made.Shaper(t, "1/s")
 		c := newConsole(t, inspect.Of(s))
 		require.True(t, s.Allow())
 		c.whatIf(t, "", "1/s")
@@ -218,7 +219,7 @@ func TestMoreArrivalsThanAreKeptAreNotComplete(t *testing.T) {
 
 func TestCallsOfAClosedBucketAreRefusedUnderAnyLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, "1/s depth 9")
+		s := made.Shaper(t, "1/s depth 9")
 		c := newConsole(t, inspect.Of(s))
 		c.whatIf(t, "", "1/s")
 		for range 4 {
@@ -239,7 +240,7 @@ func TestCallsOfAClosedBucketAreRefusedUnderAnyLimits(t *testing.T) {
 func TestALimitsFunctionThatBlocksHoldsUpNoWhatIf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		blocked := make(chan struct{})
-		g := groupBy(t, func(key string) (shaper.Limits, error) {
+		g := made.GroupBy(t, func(key string) (shaper.Limits, error) {
 			if key == "blocks" {
 				<-blocked
 			}
@@ -336,7 +337,7 @@ func (l load) play(ctx context.Context, s *shaper.Shaper, calls *sync.WaitGroup)
 func playAndAsk(t *testing.T, under, limits string, l load, seed int) (answer inspect.WhatIf) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := shaperOf(t, under)
+		s := made.Shaper(t, under)
 		c := newConsole(t, inspect.Of(s))
 		var calls sync.WaitGroup
 		ctx, cancel := context.WithCancel(t.Context())

@@ -14,31 +14,9 @@ import (
 	"go.uber.org/goleak"
 
 	"example.com/leakybucket/otelshaper"
-	"example.com/leakybucket/shaper"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// newShaper makes a Shaper that is closed when the test ends.
-func newShaper(t testing.TB, limits string, opts ...shaper.Option) *shaper.Shaper {
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	s, err := shaper.New(l, opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s
-}
-
-// newGroup makes a Group with the same limits for all keys, which is closed when the test
-// ends.
-func newGroup(t testing.TB, limits string, opts ...shaper.GroupOption) *shaper.Group[string] {
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, g.Close()) })
-	return g
-}
 
 // A backend collects metrics by hand.
 type backend struct {

@@ -20,6 +20,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/otelshaper"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
@@ -34,7 +35,7 @@ func observe(t testing.TB, b backend, rule string, source otelshaper.Source) met
 func TestObserveTellsTheStatsOfAShaper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(t)
-		s := newShaper(t, "10/s burst 2 depth 3 inflight 4")
+		s := made.Shaper(t, "10/s burst 2 depth 3 inflight 4")
 		observe(t, b, "api", otelshaper.Of(s))
 		ctx, cancel := context.WithCancel(t.Context())
 		for range 6 { // Two leave at once, three wait, one is refused.
@@ -62,14 +63,12 @@ func TestObserveTellsTheStatsOfAShaper(t *testing.T) {
 func TestObserveTellsTheStatsOfAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(t)
-		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+		g := made.GroupBy(t, func(key string) (shaper.Limits, error) {
 			if key == "unknown" {
 				return shaper.Limits{}, errors.New("unknown")
 			}
 			return shaper.Limits{Rate: 1, Depth: 1}, nil
 		}, shaper.WithMaxKeys(2))
-		require.NoError(t, err)
-		defer g.Close()
 		observe(t, b, "clients", otelshaper.OfGroup(g))
 		for _, key := range []string{"a", "a", "a", "b", "c", "unknown"} {
 			go g.Wait(t.Context(), key)
@@ -94,7 +93,7 @@ func TestObserveTellsTheStatsOfAGroup(t *testing.T) {
 // Group.
 func TestObserveTellsOfReservations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, g := newShaper(t, "1/s burst 100"), newGroup(t, "1/s burst 100")
+		s, g := made.Shaper(t, "1/s burst 100"), made.Group[string](t, "1/s burst 100")
 		b := newBackend(t)
 		observe(t, b, "tokens", otelshaper.Of(s))
 		observe(t, b, "clients", otelshaper.OfGroup(g))
@@ -123,7 +122,7 @@ func TestObserveTellsOfReservations(t *testing.T) {
 func TestObserveTellsHowManyKeysAreInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(t)
-		s := newShaper(t, "1/s depth 9", shaper.WithFairQueue(nil))
+		s := made.Shaper(t, "1/s depth 9", shaper.WithFairQueue(nil))
 		observe(t, b, "api", otelshaper.Of(s))
 		for _, key := range []string{"a", "a", "a", "b", "c"} { // The first leaves at once.
 			go s.For(key).Wait(t.Context())
@@ -141,7 +140,7 @@ func TestObserveTellsOfASharedBucket(t *testing.T) {
 		b := newBackend(t)
 		memory := buckettest.NewMemory()
 		memory.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-		s := newShaper(t, "1000/s depth 9", shaper.WithBucket(memory, "api"))
+		s := made.Shaper(t, "1000/s depth 9", shaper.WithBucket(memory, "api"))
 		observe(t, b, "api", otelshaper.Of(s))
 		require.EqualValues(t, 1, b.values(t)["shaper.bucket.state{shared,api}"])
 		first, giveUp := context.WithTimeout(t.Context(), time.Second) // It is in line when the outage is noticed, and stays there.
@@ -164,9 +163,9 @@ func TestObserveTellsOfASharedBucket(t *testing.T) {
 func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(t)
-		s := newShaper(t, "1/s depth 1 inflight 2", shaper.WithTrace(b.Trace("api")))
+		s := made.Shaper(t, "1/s depth 1 inflight 2", shaper.WithTrace(b.Trace("api")))
 		observe(t, b, "api", otelshaper.Of(s))
-		observe(t, b, "clients", otelshaper.OfGroup(newGroup(t, "1/s", shaper.WithBuckets(buckettest.NewMemory(), strings.Clone))))
+		observe(t, b, "clients", otelshaper.OfGroup(made.Group[string](t, "1/s", shaper.WithBuckets(buckettest.NewMemory(), strings.Clone))))
 		for range 2 {
 			_, err := s.Acquire(t.Context(), 1)
 			require.NoError(t, err)
@@ -184,7 +183,7 @@ func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
 // The kinds and units are taken from aspnetcore.rate_limiting.*.
 func TestInstrumentsAreOfTheKindsOfTheConventions(t *testing.T) {
 	b := newBackend(t)
-	observe(t, b, "api", otelshaper.Of(newShaper(t, "1/s inflight 1")))
+	observe(t, b, "api", otelshaper.Of(made.Shaper(t, "1/s inflight 1")))
 	metrics := b.metrics(t)
 	for name, monotonic := range map[string]bool{"shaper.requests": true, "shaper.queued_requests": false, "shaper.active_request_leases": false} {
 		sum, ok := metrics[name].Data.(metricdata.Sum[int64])
@@ -198,9 +197,9 @@ func TestInstrumentsAreOfTheKindsOfTheConventions(t *testing.T) {
 
 func TestASourceThatIsUnregisteredIsNotToldAnyMore(t *testing.T) {
 	b := newBackend(t)
-	s := newShaper(t, "1/s")
+	s := made.Shaper(t, "1/s")
 	first := observe(t, b, "login", otelshaper.Of(s))
-	observe(t, b, "", otelshaper.OfGroup(newGroup(t, "1/s")))
+	observe(t, b, "", otelshaper.OfGroup(made.Group[string](t, "1/s")))
 	_, err := b.Observe("login", otelshaper.Of(s))
 	require.EqualError(t, err, `otelshaper: a source of rule "login" is observed already`)
 	_, err = b.Observe("other", nil)
@@ -221,7 +220,7 @@ func TestASourceThatIsUnregisteredIsNotToldAnyMore(t *testing.T) {
 // One name that is not valid text would keep an exporter from sending all the others.
 func TestANameIsValidText(t *testing.T) {
 	b := newBackend(t)
-	observe(t, b, "a\xff", otelshaper.Of(newShaper(t, "1/s")))
+	observe(t, b, "a\xff", otelshaper.Of(made.Shaper(t, "1/s")))
 	require.Contains(t, b.values(t), "shaper.oldest_wait{a\uFFFD}")
 }
 
@@ -237,7 +236,7 @@ var setGlobal = sync.OnceValue(func() *sdkmetric.ManualReader {
 func TestTheDefaultIsTheGlobalProvider(t *testing.T) {
 	i, err := otelshaper.New(nil)
 	require.NoError(t, err)
-	r, err := i.Observe("api", otelshaper.Of(newShaper(t, "1/s")))
+	r, err := i.Observe("api", otelshaper.Of(made.Shaper(t, "1/s")))
 	require.NoError(t, err)
 	global := backend{i, setGlobal()}
 	require.Contains(t, global.values(t), "shaper.oldest_wait{api}")

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -47,7 +48,7 @@ func TestASpanTellsOfItsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(t)
 		tracer, recorder := newTracer(t)
-		s := newShaper(t, "2/s depth 3", shaper.WithTrace(b.Trace("api")))
+		s := made.Shaper(t, "2/s depth 3", shaper.WithTrace(b.Trace("api")))
 		start := time.Now()
 		impatient, giveUp := context.WithTimeout(context.Background(), time.Hour)
 		for _, name := range []string{"first", "second", "third", "impatient", "refused"} {
@@ -103,7 +104,7 @@ func TestASpanTellsOfAWaitThatAnOutageEnds(t *testing.T) {
 		tracer, recorder := newTracer(t)
 		memory := buckettest.NewMemory()
 		memory.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-		s := newShaper(t, "2/s depth 3", shaper.WithTrace(b.Trace("api")), shaper.WithBucket(memory, "key"), shaper.WithPatience(2*time.Second))
+		s := made.Shaper(t, "2/s depth 3", shaper.WithTrace(b.Trace("api")), shaper.WithBucket(memory, "key"), shaper.WithPatience(2*time.Second))
 		start := time.Now()
 		call(context.Background(), tracer, "call", s)
 		require.Regexp(t, `^0s shaper.queued shaper.rule=api shaper.ahead=0 shaper.cost=1
@@ -121,7 +122,7 @@ func TestASpanTellsWhatADryRunWouldHaveDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(t)
 		tracer, recorder := newTracer(t)
-		s := newShaper(t, "2/s depth 1", shaper.WithTrace(b.Trace("trial")), shaper.WithDryRun())
+		s := made.Shaper(t, "2/s depth 1", shaper.WithTrace(b.Trace("trial")), shaper.WithDryRun())
 		start := time.Now()
 		for _, name := range []string{"first", "second", "third"} {
 			call(t.Context(), tracer, name, s)
@@ -158,10 +159,8 @@ func TestEachReasonHasItsWord(t *testing.T) {
 func TestALimitsFunctionThatTimesOutIsNoRequestThatGaveUp(t *testing.T) {
 	b := newBackend(t)
 	tracer, recorder := newTracer(t)
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{}, context.DeadlineExceeded },
+	g := made.GroupBy(t, func(string) (shaper.Limits, error) { return shaper.Limits{}, context.DeadlineExceeded },
 		shaper.WithTrace(b.Trace("")), shaper.WithDryRun())
-	require.NoError(t, err)
-	defer g.Close()
 	ctx, span := tracer.Start(t.Context(), "call")
 	require.NoError(t, g.Wait(ctx, "key"))
 	span.End()
@@ -181,7 +180,7 @@ func TestHooksOfTheProgramRunAsWell(t *testing.T) {
 			Bucket: func(context.Context, shaper.BucketEvent) { told = append(told, "bucket") },
 		}
 		joined := b.Trace("x", nil, own, &shaper.Trace{Departed: tell("departed again")})
-		s := newShaper(t, "1/s depth 1", shaper.WithTrace(joined))
+		s := made.Shaper(t, "1/s depth 1", shaper.WithTrace(joined))
 		require.NoError(t, s.Wait(t.Context()))
 		require.NoError(t, s.Wait(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -199,16 +198,16 @@ func TestHooksOfTheProgramRunAsWell(t *testing.T) {
 // A call that leaves at once must cost no more than without hooks, whatever its context.
 func TestACallThatLeavesAtOnceAllocatesNothing(t *testing.T) {
 	b := newBackend(t)
-	s := newShaper(t, "inf", shaper.WithTrace(b.Trace("api")))
+	s := made.Shaper(t, "inf", shaper.WithTrace(b.Trace("api")))
 	for name, ctx := range map[string]context.Context{
 		"no span":              context.Background(),
 		"span is not recorded": trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}})),
 	} {
 		require.Zero(t, testing.AllocsPerRun(1000, func() { s.Wait(ctx) }), name)
 	}
-	refusing := newShaper(t, "1/h", shaper.WithTrace(b.Trace("api")))
+	refusing := made.Shaper(t, "1/h", shaper.WithTrace(b.Trace("api")))
 	require.True(t, refusing.Allow())
-	plain := newShaper(t, "1/h")
+	plain := made.Shaper(t, "1/h")
 	require.True(t, plain.Allow())
 	require.LessOrEqual(t,
 		testing.AllocsPerRun(1600, func() { refusing.Wait(context.Background()) }),

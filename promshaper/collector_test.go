@@ -26,6 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/promshaper"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
@@ -33,7 +34,7 @@ import (
 
 func TestAddSaysWhatIsWrong(t *testing.T) {
 	c := promshaper.New(nil)
-	source := promshaper.Of(newShaper(t, "1/s"))
+	source := promshaper.Of(made.Shaper(t, "1/s"))
 	add(t, c, "login", source)
 	for _, bad := range []struct {
 		rule   string
@@ -57,9 +58,9 @@ func TestASourceThatIsRemovedIsNotToldAnyMore(t *testing.T) {
 	c := promshaper.New()
 	r := registryWith(t, c)
 	require.Empty(t, gather(t, r))
-	first := newShaper(t, "1/s")
+	first := made.Shaper(t, "1/s")
 	remove := add(t, c, "login", promshaper.Of(first))
-	add(t, c, "search", promshaper.OfGroup(newGroup(t, "1/s")))
+	add(t, c, "search", promshaper.OfGroup(made.Group[string](t, "1/s")))
 	require.True(t, first.Allow())
 	require.EqualValues(t, 1, value(gather(t, r)["shaper_requests_total{departed,login}"]))
 
@@ -67,7 +68,7 @@ func TestASourceThatIsRemovedIsNotToldAnyMore(t *testing.T) {
 	for name := range gather(t, r) {
 		require.False(t, strings.Contains(name, "login"), name)
 	}
-	add(t, c, "login", promshaper.Of(newShaper(t, "1/s")))
+	add(t, c, "login", promshaper.Of(made.Shaper(t, "1/s")))
 	remove() // of the first one only
 	metrics := gather(t, r)
 	require.Zero(t, value(metrics["shaper_requests_total{departed,login}"]))
@@ -100,7 +101,7 @@ func TestTheExpositionIsAsItWas(t *testing.T) {
 // Group.
 func TestReservationsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, g := newShaper(t, "1/s burst 100"), newGroup(t, "1/s burst 100")
+		s, g := made.Shaper(t, "1/s burst 100"), made.Group[string](t, "1/s burst 100")
 		c := promshaper.New()
 		add(t, c, "tokens", promshaper.Of(s))
 		add(t, c, "clients", promshaper.OfGroup(g))
@@ -128,7 +129,7 @@ func TestReservationsAreTold(t *testing.T) {
 // However many keys have requests in line, they are one number.
 func TestKeysInLineAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "1/s depth 9", shaper.WithFairQueue(nil))
+		s := made.Shaper(t, "1/s depth 9", shaper.WithFairQueue(nil))
 		r := of(t, "api", promshaper.Of(s))
 		for _, key := range []string{"secret-1", "secret-1", "secret-1", "secret-2", "secret-3"} { // The first leaves at once.
 			go s.For(key).Wait(t.Context())
@@ -147,7 +148,7 @@ func TestKeysInLineAreCounted(t *testing.T) {
 // scene has a source of each kind, two and a half seconds after requests came.
 func scene(t *testing.T) *promshaper.Collector {
 	c := promshaper.New()
-	upstream := newShaper(t, "2/s burst 2 depth 5 wait 3s inflight 4", shaper.WithBlock(10*time.Second))
+	upstream := made.Shaper(t, "2/s burst 2 depth 5 wait 3s inflight 4", shaper.WithBlock(10*time.Second))
 	add(t, c, "upstream", promshaper.Of(upstream))
 	for range 9 { // Two leave at once, one after half a second and one after a second; then three wait for a seat. Two are refused.
 		go upstream.Acquire(t.Context(), 1)
@@ -156,17 +157,17 @@ func scene(t *testing.T) *promshaper.Collector {
 
 	memory := buckettest.NewMemory()
 	memory.SetDelay(time.Millisecond, time.Millisecond)
-	shared := newShaper(t, "10/s depth 50", shaper.WithBucket(memory, "api"), shaper.WithFallback(shaper.FallbackLocal(2)))
+	shared := made.Shaper(t, "10/s depth 50", shaper.WithBucket(memory, "api"), shaper.WithFallback(shaper.FallbackLocal(2)))
 	add(t, c, "shared", promshaper.Of(shared))
 	arrive(shared, 40)
 
-	clients := newGroup(t, "1/s burst 2 depth 1", shaper.WithMaxKeys(2))
+	clients := made.Group[string](t, "1/s burst 2 depth 1", shaper.WithMaxKeys(2))
 	add(t, c, "clients", promshaper.OfGroup(clients))
 	for _, key := range []string{"a", "b", "c"} {
 		arrive(clients.Limiter(key), 4)
 	}
 
-	trial := newShaper(t, "1/h", shaper.WithDryRun())
+	trial := made.Shaper(t, "1/h", shaper.WithDryRun())
 	add(t, c, "trial", promshaper.Of(trial))
 	arrive(trial, 3)
 
@@ -268,8 +269,8 @@ func requireGrown(t testing.TB, old, now *dto.Histogram, name string) {
 // sources are closed. Nothing that is counted is lost by any of that.
 func TestCountersNeverGoBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "1000/s burst 3 depth 15 wait 12ms")
-		g := newGroup(t, "100/s depth 3")
+		s := made.Shaper(t, "1000/s burst 3 depth 15 wait 12ms")
+		g := made.Group[string](t, "100/s depth 3")
 		c := promshaper.New()
 		add(t, c, "shaper", promshaper.Of(s))
 		add(t, c, "group", promshaper.OfGroup(g))

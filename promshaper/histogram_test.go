@@ -10,6 +10,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/promshaper"
 )
 
@@ -52,7 +53,7 @@ func waits(t testing.TB, r prometheus.Gatherer) *dto.Histogram {
 // made of it, and up to each of them all three have counted the same.
 func TestCountsUpToTheBoundsOfAHistogramAreExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "7/s burst 5 depth 1000")
+		s := made.Shaper(t, "7/s burst 5 depth 1000")
 		arrive(s, 700)
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
@@ -97,7 +98,7 @@ func TestCountsUpToTheBoundsOfAHistogramAreExact(t *testing.T) {
 func TestANativeBucketEnclosesTheWait(t *testing.T) {
 	for _, wait := range []time.Duration{time.Microsecond, 3 * time.Microsecond, 990 * time.Microsecond, time.Millisecond, 100 * time.Millisecond, time.Second, 1001 * time.Millisecond, 7 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
-			s := newShaper(t, "inf depth 9")
+			s := made.Shaper(t, "inf depth 9")
 			s.Hold(wait)
 			arrive(s, 2)
 			time.Sleep(wait)
@@ -123,7 +124,7 @@ func TestANativeBucketEnclosesTheWait(t *testing.T) {
 // the power of 1024, and each mean or quantile of it nonsense.
 func TestASpacingWithoutBoundDoesNotBecomeInfinite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShaper(t, "10/s depth 9")
+		s := made.Shaper(t, "10/s depth 9")
 		arrive(s, 3)
 		synctest.Wait()
 		s.Hold(time.Hour)
@@ -143,7 +144,7 @@ func TestASpacingWithoutBoundDoesNotBecomeInfinite(t *testing.T) {
 // A histogram that has counted nothing must be native too, or Prometheus would not know what
 // it is.
 func TestAnEmptyHistogramIsNative(t *testing.T) {
-	h := waits(t, of(t, "x", promshaper.Of(newShaper(t, "1/s"))))
+	h := waits(t, of(t, "x", promshaper.Of(made.Shaper(t, "1/s"))))
 	require.EqualValues(t, 4, h.GetSchema())
 	require.Positive(t, h.GetZeroThreshold())
 	require.Zero(t, h.GetSampleCount())
@@ -153,7 +154,7 @@ func TestAnEmptyHistogramIsNative(t *testing.T) {
 
 func TestClassicBoundsAreMovedUpToBoundsOfTheHistogram(t *testing.T) {
 	c := promshaper.New(promshaper.WithWaitBuckets(1, 0.5, 1.04, math.Exp2(0.5/8), 30))
-	add(t, c, "x", promshaper.Of(newShaper(t, "1/s")))
+	add(t, c, "x", promshaper.Of(made.Shaper(t, "1/s")))
 	var bounds []float64
 	for _, b := range waits(t, registryWith(t, c)).Bucket {
 		bounds = append(bounds, b.GetUpperBound())

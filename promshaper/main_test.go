@@ -16,27 +16,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newShaper makes a Shaper that is closed when the test ends.
-func newShaper(t testing.TB, limits string, opts ...shaper.Option) *shaper.Shaper {
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	s, err := shaper.New(l, opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s
-}
-
-// newGroup makes a Group with the same limits for all keys, which is closed when the test
-// ends.
-func newGroup(t testing.TB, limits string, opts ...shaper.GroupOption) *shaper.Group[string] {
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, g.Close()) })
-	return g
-}
-
 // of registers a new Collector that has one source.
 func of(t testing.TB, rule string, source promshaper.Source) *prometheus.Registry {
 	c := promshaper.New()

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
@@ -80,7 +81,7 @@ func enlarged(text string) string {
 func crowded(t *testing.T, frames <-chan string) *scene {
 	s := newScene(t, inspect.WithControl(token))
 	const limits = "100000/s burst 1000000 depth 1000000"
-	u := s.made(limits, shaper.WithFairQueue(nil))
+	u := made.Shaper(t, limits, shaper.WithFairQueue(nil))
 	team := func(n int) string { return fmt.Sprintf("a-team-with-a-long-name-%02d", n) }
 	s.inspector.Add("the-quota-of-a-provider", inspect.OfQuota(u, func(int) inspect.Quota {
 		q := inspect.Quota{

@@ -7,13 +7,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 )
 
 // gateway is a scene of ten teams that share the quota of a provider.
 func gateway(t *testing.T) *scene {
 	s := newScene(t)
-	u := s.made("20/s burst 30 depth 500", shaper.WithFairQueue(func(key string) int { return map[string]int{"gold": 4}[key] }))
+	u := made.Shaper(t, "20/s burst 30 depth 500", shaper.WithFairQueue(func(key string) int { return map[string]int{"gold": 4}[key] }))
 	s.inspector.Add("openai", inspect.OfQuota(u, func(int) inspect.Quota {
 		return inspect.Quota{
 			Provider: "openai",

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
@@ -186,37 +187,22 @@ func (s *scene) get(path string) (status int, body []byte) {
 	return r.StatusCode, body
 }
 
-// made makes a Shaper, which lasts as long as the scene.
-func (s *scene) made(limits string, opts ...shaper.Option) *shaper.Shaper {
-	s.t.Helper()
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(s.t, err)
-	made, err := shaper.New(l, opts...)
-	require.NoError(s.t, err)
-	s.t.Cleanup(func() { made.Close() })
-	return made
-}
-
 // shaper adds a Shaper as a source.
 func (s *scene) shaper(name, limits string, opts ...shaper.Option) *shaper.Shaper {
 	s.t.Helper()
-	made := s.made(limits, opts...)
-	s.inspector.Add(name, inspect.Of(made))
-	return made
+	u := made.Shaper(s.t, limits, opts...)
+	s.inspector.Add(name, inspect.Of(u))
+	return u
 }
 
 // group adds a Group with the same limits for all keys as a source.
 func (s *scene) group(name, limits string, opts ...shaper.GroupOption) *shaper.Group[string] {
 	s.t.Helper()
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(s.t, err)
-	made, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
-	require.NoError(s.t, err)
-	s.t.Cleanup(func() { made.Close() })
-	s.inspector.Add(name, inspect.OfGroup(made, inspect.WithExplain(func(key string) (string, string, int) {
+	g := made.Group[string](s.t, limits, opts...)
+	s.inspector.Add(name, inspect.OfGroup(g, inspect.WithExplain(func(key string) (string, string, int) {
 		return "rule of " + firstWord(key), "limits.yaml", 7
 	})))
-	return made
+	return g
 }
 
 func firstWord(key string) string {

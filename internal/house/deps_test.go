@@ -109,9 +109,12 @@ const importPolicy = `
 	# tests use it from within, so an import of shaper would be a circle.
 	internal/realtime: std
 
+	# Tests make shapers of the text of their limits. No other line allows it.
+	internal/made: std shaper
+
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall llm llm/gateway llm/llmtest shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
+	test: std unsafe syscall llm llm/gateway llm/llmtest shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime internal/made
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for
