@@ -90,7 +90,7 @@ func compose(src *source, fair bool) (Script, []Answer) {
 	for !valid(c.script.Limits) {
 		c.script.Limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3, InFlight: c.seats()}
 	}
-	c.model = newSimulator(c.script.Limits, fair)
+	c.model = newSimulator(c.script.Limits, fair, NoMistake)
 	c.crowd = []time.Duration{1, 1, 3, 30}[c.below(4)]
 	size := int(20 + c.below(120))
 	for ends := math.MaxInt; len(c.script.Ops) < min(size, ends) && !c.spent() && c.model.open == ""; {
@@ -224,11 +224,11 @@ func (c *composer) op() Op {
 	ahead.answers, ahead.stopping, ahead.turns = slices.Clone(ahead.answers), slices.Clone(ahead.stopping), ahead.turns.clone()
 	ahead.advance(o.At)
 	if c.capped && c.oneIn(3) {
-		o.Kind, o.Target = OpRelease, c.released(&ahead)
+		o.Kind, o.Target = OpRelease, c.ended(OpAcquire, ahead.upstream)
 		return o
 	}
 	if c.reserves && c.oneIn(4) {
-		o.Kind, o.Target = OpSettle, c.settled(&ahead)
+		o.Kind, o.Target = OpSettle, c.ended(OpReserve, ahead.unsettled)
 		o.N = c.actual(o.Target)
 		return o
 	}
@@ -294,50 +294,25 @@ func (c *composer) entrance() OpKind {
 	return OpWait
 }
 
-// released returns a call whose request is to end: one that is upstream, or now
-// and then any, which ends a request twice, or before it has begun.
-func (c *composer) released(ahead *simulator) int {
+// ended returns a call whose request is to be released or settled; -1 if there is none. It is one of those
+// that have left, or now and then any of its kind, which ends a request twice, or before it has left.
+func (c *composer) ended(kind OpKind, left []*waiter) int {
 	var calls []int
 	if c.oneIn(6) {
-		calls = c.callsOf(OpAcquire)
+		for i, o := range c.script.Ops {
+			if o.Kind == kind {
+				calls = append(calls, i)
+			}
+		}
 	} else {
-		for _, w := range ahead.upstream {
+		for _, w := range left {
 			calls = append(calls, w.index)
 		}
 	}
-	return c.oneOf(calls)
-}
-
-// callsOf returns the operations of a kind so far.
-func (c *composer) callsOf(kind OpKind) (calls []int) {
-	for i, o := range c.script.Ops {
-		if o.Kind == kind {
-			calls = append(calls, i)
-		}
-	}
-	return calls
-}
-
-// oneOf returns one of several operations; -1 if there are none.
-func (c *composer) oneOf(calls []int) int {
 	if len(calls) == 0 {
 		return -1
 	}
 	return calls[c.below(int64(len(calls)))]
-}
-
-// settled returns a call of Reserve that is to be settled: one that has left, or now and then any,
-// which settles a request twice, or before it has left.
-func (c *composer) settled(ahead *simulator) int {
-	var calls []int
-	if c.oneIn(6) {
-		calls = c.callsOf(OpReserve)
-	} else {
-		for _, w := range ahead.unsettled {
-			calls = append(calls, w.index)
-		}
-	}
-	return c.oneOf(calls)
 }
 
 // actual returns the actual cost of a request of Reserve: mostly less than was estimated, or 0.

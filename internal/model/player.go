@@ -18,18 +18,23 @@ import (
 // of a [shaper.Group], or a bucket whose state is kept elsewhere. Its methods
 // promise the same as the methods of Shaper.
 type Subject interface {
-	shaper.Limiter
-	Acquire(ctx context.Context, n int) (release func(), err error)
-	Reserve(ctx context.Context, estimate int) (settle func(actual int), err error)
+	caller
 	AtMost(n int)
-	AllowN(n int) bool
-	Forecast(n int) (time.Duration, error)
 	Hold(d time.Duration)
 	Limits() shaper.Limits
 	SetLimits(l shaper.Limits) error
 	Stats() shaper.Stats
 	Shutdown(ctx context.Context) error
 	Close() error
+}
+
+// A caller has the calls of a subject that may be made for a key.
+type caller interface {
+	shaper.Limiter
+	Acquire(ctx context.Context, n int) (release func(), err error)
+	Reserve(ctx context.Context, estimate int) (settle func(actual int), err error)
+	AllowN(n int) bool
+	Forecast(n int) (time.Duration, error)
 }
 
 // An Open makes a subject with its first limits. It must pass the options on, because
@@ -115,8 +120,7 @@ type Player struct {
 	calls   atomic.Int64         // that have not returned
 
 	mu       sync.Mutex
-	releases []func()           // of calls of Acquire that have returned, by operation
-	settles  []func(actual int) // of calls of Reserve that have returned, by operation
+	settlers []func(actual int) // what calls of Acquire and Reserve have returned, by operation
 }
 
 // NewPlayer returns a player of s, whose instants count from now on.
@@ -126,8 +130,7 @@ func NewPlayer(s Script) *Player {
 		start:    time.Now(),
 		answers:  make([]Answer, len(s.Ops)),
 		ends:     make([]context.CancelFunc, len(s.Ops)),
-		releases: make([]func(), len(s.Ops)),
-		settles:  make([]func(int), len(s.Ops)),
+		settlers: make([]func(int), len(s.Ops)),
 	}
 }
 
@@ -177,15 +180,6 @@ func (p *Player) End() (answers []Answer, problem string) {
 // weight is the weight function of a fair subject.
 func (p *Player) weight(string) int { return p.script.Ops[p.current].Weight }
 
-// A caller is what has the calls of a key.
-type caller interface {
-	shaper.Limiter
-	Acquire(ctx context.Context, n int) (release func(), err error)
-	Reserve(ctx context.Context, estimate int) (settle func(actual int), err error)
-	AllowN(n int) bool
-	Forecast(n int) (time.Duration, error)
-}
-
 // caller returns the subject as the key of an operation sees it.
 func (p *Player) caller(o *Op) caller {
 	if s, ok := p.Subject.(interface {
@@ -203,38 +197,23 @@ func (p *Player) do(i int, o *Op) {
 	case OpWait:
 		ctx := p.context(i, o)
 		p.call(func() { p.finish(a, caller.WaitN(ctx, o.N)) })
-	case OpAcquire:
+	case OpAcquire, OpReserve:
 		ctx := p.context(i, o)
 		p.call(func() {
-			release, err := caller.Acquire(ctx, o.N)
-			if release == nil {
-				err = errors.New("model: Acquire returned no release")
-			}
-			p.finish(a, err)
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.releases[i] = release
-		})
-	case OpReserve:
-		ctx := p.context(i, o)
-		p.call(func() {
-			settle, err := caller.Reserve(ctx, o.N)
+			settle, err := enter(ctx, caller, o)
 			if settle == nil {
-				err = errors.New("model: Reserve returned no settle")
+				err = errors.New("model: the call returned no function")
 			}
 			p.finish(a, err)
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.settles[i] = settle
+			p.settlers[i] = settle
 		})
-	case OpSettle:
-		p.settle(o.Target, o.N)
+	case OpRelease, OpSettle:
+		p.settle(o)
 		p.finish(a, nil)
 	case OpAtMost:
 		p.Subject.AtMost(o.N)
-		p.finish(a, nil)
-	case OpRelease:
-		p.release(o.Target)
 		p.finish(a, nil)
 	case OpHold:
 		p.Subject.Hold(o.Hold)
@@ -270,31 +249,31 @@ func (p *Player) do(i int, o *Op) {
 	}
 }
 
-// release ends the request of operation i, if its call has returned. The release
-// function of a call that failed is called too, and must do nothing.
-func (p *Player) release(i int) {
-	if i < 0 {
-		return
+// enter calls Acquire or Reserve, and returns the function that the call returned; nil if that was nil.
+// The function of Acquire takes no actual cost.
+func enter(ctx context.Context, c caller, o *Op) (settle func(actual int), err error) {
+	if o.Kind == OpReserve {
+		return c.Reserve(ctx, o.N)
 	}
-	p.mu.Lock()
-	release := p.releases[i]
-	p.mu.Unlock()
-	if release != nil {
-		release()
+	release, err := c.Acquire(ctx, o.N)
+	if release == nil {
+		return nil, err
 	}
+	return func(int) { release() }, err
 }
 
-// settle settles the request of operation i, if its call has returned. The settle function of a call
-// that failed is called too, and must do nothing.
-func (p *Player) settle(i, actual int) {
-	if i < 0 {
+// settle releases or settles the request of an earlier operation, if its call has returned. The
+// function of a call that failed is called too, and must do nothing. Only calls of Reserve are settled,
+// and only others are released.
+func (p *Player) settle(o *Op) {
+	if o.Target < 0 || (o.Kind == OpSettle) != (p.script.Ops[o.Target].Kind == OpReserve) {
 		return
 	}
 	p.mu.Lock()
-	settle := p.settles[i]
+	settle := p.settlers[o.Target]
 	p.mu.Unlock()
 	if settle != nil {
-		settle(actual)
+		settle(o.N)
 	}
 }
 

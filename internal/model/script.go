@@ -142,11 +142,7 @@ func (s Script) Without(i int) Script {
 // [NoMistake]. If open is not empty, it is the reason why the guarantees allow other
 // answers as well, and the answers must not be compared.
 func (s Script) Predict(with Mistake) (answers []Answer, open string) {
-	m := newSimulator(s.Limits, s.Fair)
-	m.mistake = with
-	if s.Fair {
-		m.turns = newTurns(with)
-	}
+	m := newSimulator(s.Limits, s.Fair, with)
 	for i := range s.Ops {
 		m.do(&s.Ops[i])
 	}

@@ -75,18 +75,19 @@ type waiter struct {
 // gone reports whether the context has ended in a way that only its Err shows.
 func (w *waiter) gone(now time.Duration) bool { return w.Late != 0 && w.Late <= now }
 
-func newSimulator(l shaper.Limits, fair bool) *simulator {
+func newSimulator(l shaper.Limits, fair bool, mistake Mistake) *simulator {
 	var t *turns
 	if fair {
-		t = newTurns(NoMistake)
+		t = newTurns(mistake)
 	}
 	return &simulator{
 		bucket: bucket{
-			turns: t,
-			rule:  rule{l, intervalOf(l.Rate)},
-			empty: new(big.Rat),
-			since: new(big.Rat),
-			hold:  new(big.Rat),
+			turns:   t,
+			rule:    rule{l, intervalOf(l.Rate)},
+			empty:   new(big.Rat),
+			since:   new(big.Rat),
+			hold:    new(big.Rat),
+			mistake: mistake,
 		},
 		first:  intervalOf(l.Rate),
 		last:   -1,
