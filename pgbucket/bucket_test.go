@@ -19,9 +19,7 @@ import (
 // make the Bucket count as unavailable.
 func TestNoKeyIsAnError(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, startServer(t).URL)
-	table, _ := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
+	bucket := newBucket(t)
 	long := strings.Repeat("k", 512)
 	random := make([]byte, 100_000) // can't be compressed
 	for i, n := 0, uint32(1); i < len(random); i++ {
@@ -50,17 +48,16 @@ func TestNoKeyIsAnError(t *testing.T) {
 // A pgx.Conn and a pgx.Tx fail if they are used by two at once, or even mix up their bytes.
 func TestAConnectionIsUsedForOneCallAtATime(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, startServer(t).URL)
-	table, _ := newTable(t, pool)
-	tx, err := pool.Begin(t.Context())
+	bucket := newBucket(t)
+	tx, err := bucket.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	pooled, err := pool.Acquire(t.Context())
+	pooled, err := bucket.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer pooled.Release()
 	for name, db := range map[string]pgbucket.DB{"conn": newConn(t, server.URL), "pooled": pooled, "tx": tx} {
 		t.Run(name, func(t *testing.T) {
-			bucket := pgbucket.New(db, table)
+			bucket := pgbucket.New(db, bucket.table)
 			errs := make(chan error, 8)
 			for range cap(errs) {
 				go func() {
@@ -81,59 +78,48 @@ func TestAConnectionIsUsedForOneCallAtATime(t *testing.T) {
 }
 
 func TestWhoWaitsForAConnectionLeavesWhenItsContextEnds(t *testing.T) {
-	conn := newConn(t, startServer(t).URL)
-	table, name := newTable(t, conn)
-	holder := newConn(t, server.URL)
-	bucket := pgbucket.New(conn, table)
-	_, err := bucket.Take(t.Context(), one("key", every(1)))
-	require.NoError(t, err)
-	tx, err := holder.Begin(t.Context())
-	require.NoError(t, err)
-	exec(t, tx, name, "SELECT FROM TBL WHERE key = 'key' FOR UPDATE")
-
+	locked := lockRow(t)
+	bucket := pgbucket.New(newConn(t, server.URL), locked.table)
 	var busy sync.WaitGroup
 	busy.Go(func() {
 		if _, err := bucket.Take(context.Background(), one("key", every(1))); err != nil {
 			t.Error(err)
 		}
 	})
-	realtime.Until(t, func() bool {
-		return value[bool](t, tx, "", "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1)", "%"+name+"%")
-	}, "the call waits for the lock")
+	waiting(t, locked.pool, locked.name)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = bucket.Take(ctx, one("key", every(1)))
+	_, err := bucket.Take(ctx, one("key", every(1)))
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, bucket.GiveBack(ctx, one("key", every(1)), shared.Instant{}), context.Canceled)
 	_, err = bucket.Sweep(ctx)
 	require.ErrorIs(t, err, context.Canceled)
-	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, locked.lock.Rollback(t.Context()))
 	busy.Wait()
 }
 
 // The units that a transaction has taken are given back if it is rolled back, and are seen by
 // others when it is committed.
 func TestATransactionTakesWhenItCommits(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
+	bucket := newBucket(t)
 	take := shared.Take{Key: "key", Cost: 1, First: 1, Rate: every(1_000_000)}
-	_, err := pgbucket.New(pool, table).Take(t.Context(), shared.Take{Key: "key", Cost: 1, First: 1, Rate: every(1)})
+	_, err := bucket.Take(t.Context(), shared.Take{Key: "key", Cost: 1, First: 1, Rate: every(1)})
 	require.NoError(t, err)
 	take.Rate.Version++
 	for _, commit := range []bool{false, true} {
-		before := levelOf(t, pool, name, "key")
-		tx, err := pool.Begin(t.Context())
+		before := levelOf(t, bucket.pool, bucket.name, "key")
+		tx, err := bucket.pool.Begin(t.Context())
 		require.NoError(t, err)
-		taken, err := pgbucket.New(tx, table).Take(t.Context(), take)
+		taken, err := pgbucket.New(tx, bucket.table).Take(t.Context(), take)
 		require.NoError(t, err)
 		require.True(t, taken.OK)
-		require.Equal(t, before, levelOf(t, pool, name, "key"))
+		require.Equal(t, before, levelOf(t, bucket.pool, bucket.name, "key"))
 		if commit {
 			require.NoError(t, tx.Commit(t.Context()))
-			require.Equal(t, taken.Empty.Micros+1_000_000, levelOf(t, pool, name, "key").Empty.Micros)
+			require.Equal(t, taken.Empty.Micros+1_000_000, levelOf(t, bucket.pool, bucket.name, "key").Empty.Micros)
 		} else {
 			require.NoError(t, tx.Rollback(t.Context()))
-			require.Equal(t, before, levelOf(t, pool, name, "key"))
+			require.Equal(t, before, levelOf(t, bucket.pool, bucket.name, "key"))
 		}
 	}
 }
@@ -141,36 +127,35 @@ func TestATransactionTakesWhenItCommits(t *testing.T) {
 // To wait for the disk at each Take is to hold the row for as long. But a transaction that
 // is not the Bucket's must be on the disk when its owner is told so.
 func TestOnlyTheTransactionsOfABucketItselfDoNotWaitForTheDisk(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
+	bucket := newBucket(t)
 	// A deferred trigger sees the setting by which the transaction ends.
-	exec(t, pool, name, "CREATE TABLE TBL_log (n serial, commit text)")
-	exec(t, pool, name, `CREATE FUNCTION TBL_note() RETURNS trigger LANGUAGE plpgsql AS
+	exec(t, bucket.pool, bucket.name, "CREATE TABLE TBL_log (n serial, commit text)")
+	exec(t, bucket.pool, bucket.name, `CREATE FUNCTION TBL_note() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN INSERT INTO TBL_log (commit) VALUES (TG_OP || ' ' || current_setting('synchronous_commit')); RETURN NULL; END $$`)
-	exec(t, pool, name, `CREATE CONSTRAINT TRIGGER note AFTER UPDATE OR DELETE ON TBL DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION TBL_note()`)
+	exec(t, bucket.pool, bucket.name, `CREATE CONSTRAINT TRIGGER note AFTER UPDATE OR DELETE ON TBL DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION TBL_note()`)
 	rate := every(1)
 	all := func(db pgbucket.DB) {
-		bucket := pgbucket.New(db, table)
-		taken, err := bucket.Take(t.Context(), one("key", rate))
+		of := pgbucket.New(db, bucket.table)
+		taken, err := of.Take(t.Context(), one("key", rate))
 		require.NoError(t, err)
-		require.NoError(t, bucket.GiveBack(t.Context(), one("key", rate), shared.Instant{Micros: taken.Empty.Micros + 1}))
-		exec(t, db, name, "UPDATE TBL SET empty = 1")
-		_, err = bucket.Sweep(t.Context())
+		require.NoError(t, of.GiveBack(t.Context(), one("key", rate), shared.Instant{Micros: taken.Empty.Micros + 1}))
+		exec(t, db, bucket.name, "UPDATE TBL SET empty = 1")
+		_, err = of.Sweep(t.Context())
 		require.NoError(t, err)
 	}
 	log := func() []string {
-		entries := value[[]string](t, pool, name, "SELECT array_agg(commit ORDER BY n) FROM TBL_log")
-		exec(t, pool, name, "TRUNCATE TBL_log")
+		entries := value[[]string](t, bucket.pool, bucket.name, "SELECT array_agg(commit ORDER BY n) FROM TBL_log")
+		exec(t, bucket.pool, bucket.name, "TRUNCATE TBL_log")
 		return entries
 	}
 	alone := []string{"UPDATE off", "UPDATE off", "UPDATE on", "DELETE off"} // The third is this test's.
-	all(pool)
+	all(bucket.pool)
 	require.Equal(t, alone, log())
 
 	conn := newConn(t, server.URL)
 	all(conn)
 	require.Equal(t, alone, log())
-	pooled, err := pool.Acquire(t.Context())
+	pooled, err := bucket.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer pooled.Release()
 	all(pooled)

@@ -7,15 +7,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/realtime"
-	"example.com/leakybucket/pgbucket"
 )
 
 // An update that touches an index leaves an old entry behind in it, and the table and the
 // index grow until they are vacuumed. It is not parallel: an open transaction of another test keeps old rows.
 func TestTakesUpdateNoIndex(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
+	bucket := newBucket(t)
 	const keys, each = 40, 20
 	for range each {
 		for key := range keys {
@@ -23,14 +20,14 @@ func TestTakesUpdateNoIndex(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	pool.Close() // A session tells of its updates when it ends.
+	bucket.pool.Close() // A session tells of its updates when it ends.
 	conn := newConn(t, server.URL)
 	var updates, hot int
 	realtime.Until(t, func() bool {
-		require.NoError(t, conn.QueryRow(t.Context(), "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1", name).Scan(&updates, &hot))
+		require.NoError(t, conn.QueryRow(t.Context(), "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1", bucket.name).Scan(&updates, &hot))
 		return updates >= keys*each
 	}, "the sessions tell")
 	t.Logf("%d of %d updates were HOT", hot, updates)
 	require.GreaterOrEqual(t, hot, updates*99/100)
-	require.LessOrEqual(t, value[int](t, conn, name, "SELECT pg_relation_size('TBL') / 8192"), 8)
+	require.LessOrEqual(t, value[int](t, conn, bucket.name, "SELECT pg_relation_size('TBL') / 8192"), 8)
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/realtime"
@@ -21,18 +20,15 @@ import (
 
 // A lockedRow is a row that somebody has locked, of the key "key" in a table of its own.
 type lockedRow struct {
-	pool  *pgxpool.Pool
-	table pgbucket.Option
-	name  string // of the table
+	testBucket
 	level shared.BucketLevel
 	lock  pgx.Tx
 }
 
 func lockRow(t *testing.T) *lockedRow {
 	t.Helper()
-	r := &lockedRow{pool: newPool(t, startServer(t).URL)}
-	r.table, r.name = newTable(t, r.pool)
-	_, err := pgbucket.New(r.pool, r.table).Take(t.Context(), one("key", every(1)))
+	r := &lockedRow{testBucket: newBucket(t)}
+	_, err := r.Take(t.Context(), one("key", every(1)))
 	require.NoError(t, err)
 	r.level = levelOf(t, r.pool, r.name, "key")
 	r.lock, err = newConn(t, server.URL).Begin(t.Context())
@@ -67,12 +63,10 @@ func code(err error) string {
 
 func TestAServerThatOnlyReadsIsAnError(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, startServer(t).URL)
-	table, _ := newTable(t, pool)
-	_, err := pgbucket.New(pool, table).Take(t.Context(), one("key", every(1)))
+	bucket := newBucket(t)
+	_, err := bucket.Take(t.Context(), one("key", every(1)))
 	require.NoError(t, err)
-	standby := newPool(t, server.StartStandby().URL)
-	bucket := pgbucket.New(standby, table)
+	bucket.Bucket = pgbucket.New(newPool(t, server.StartStandby().URL), bucket.table)
 	_, err = bucket.Take(t.Context(), one("key", every(1)))
 	require.Equal(t, "25006", code(err), "%v", err)
 	require.Equal(t, "25006", code(bucket.GiveBack(t.Context(), one("key", every(1)), shared.Instant{})))
@@ -112,7 +106,7 @@ func TestACallThatTimesOutIsCanceledOnTheServer(t *testing.T) {
 	defer expire()
 	failure := make(chan error)
 	go func() {
-		_, err := pgbucket.New(locked.pool, locked.table).Take(expiring{ctx}, one("key", every(1)))
+		_, err := locked.Take(expiring{ctx}, one("key", every(1)))
 		failure <- err
 	}()
 	waiting(t, locked.pool, locked.name)
@@ -129,7 +123,7 @@ func TestACallWhoseConnectionEndsIsNotRepeated(t *testing.T) {
 	locked := lockRow(t)
 	failure := make(chan error)
 	go func() {
-		_, err := pgbucket.New(locked.pool, locked.table).Take(context.Background(), one("key", every(1)))
+		_, err := locked.Take(context.Background(), one("key", every(1)))
 		failure <- err
 	}()
 	pid := waiting(t, locked.pool, locked.name)
@@ -140,21 +134,19 @@ func TestACallWhoseConnectionEndsIsNotRepeated(t *testing.T) {
 
 // Only READ COMMITTED sees a row as it is when it is locked. Elsewhere the server says so.
 func TestAStricterIsolationLevelIsAnErrorAndTakesNothing(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
+	bucket := newBucket(t)
 	_, err := bucket.Take(t.Context(), one("key", every(1)))
 	require.NoError(t, err)
-	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	tx, err := bucket.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
 	value[int](t, tx, "", "SELECT 1")
 	_, err = bucket.Take(t.Context(), one("key", every(1)))
 	require.NoError(t, err)
-	before := levelOf(t, pool, name, "key")
-	_, err = pgbucket.New(tx, table).Take(t.Context(), one("key", every(1)))
+	before := levelOf(t, bucket.pool, bucket.name, "key")
+	_, err = pgbucket.New(tx, bucket.table).Take(t.Context(), one("key", every(1)))
 	require.Equal(t, "40001", code(err), "%v", err)
-	require.Equal(t, before, levelOf(t, pool, name, "key"))
+	require.Equal(t, before, levelOf(t, bucket.pool, bucket.name, "key"))
 }
 
 // A server that is far away is reached by a new pool, whose first connections take longer than a

@@ -72,6 +72,22 @@ func newTable(t testing.TB, db pgbucket.DB) (option pgbucket.Option, name string
 	return option, name
 }
 
+// A testBucket is a Bucket with a table of its own.
+type testBucket struct {
+	*pgbucket.Bucket
+	pool  *pgxpool.Pool
+	table pgbucket.Option
+	name  string // of the table
+}
+
+func newBucket(t testing.TB) testBucket {
+	t.Helper()
+	b := testBucket{pool: newPool(t, startServer(t).URL)}
+	b.table, b.name = newTable(t, b.pool)
+	b.Bucket = pgbucket.New(b.pool, b.table)
+	return b
+}
+
 // newPool returns a pool of connections whose settings (as "lock_timeout=50ms") are in the
 // form of the parameters of a URL.
 func newPool(t testing.TB, url string, settings ...string) *pgxpool.Pool {

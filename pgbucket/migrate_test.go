@@ -46,13 +46,11 @@ func TestMigrateMayRunAtOnceAndAgain(t *testing.T) {
 // A process of a new release brings its functions, and one of an old release that starts later
 // leaves them as they are.
 func TestMigrateBringsNewFunctionsAndKeepsNewerOnes(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
+	bucket := newBucket(t)
 	_, err := bucket.Take(t.Context(), one("key", every(1)))
 	require.NoError(t, err)
 	source := func() string {
-		return value[string](t, pool, name, "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('TBL_step')")
+		return value[string](t, bucket.pool, bucket.name, "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('TBL_step')")
 	}
 	own := source()
 	for _, row := range []struct {
@@ -62,23 +60,23 @@ func TestMigrateBringsNewFunctionsAndKeepsNewerOnes(t *testing.T) {
 		{"NULL", false}, {"'somebody''s own words'", false}, {"'pgbucket v0'", false},
 		{"'pgbucket v1'", true}, {"'pgbucket v2'", true}, {"'pgbucket v10'", true},
 	} {
-		exec(t, pool, name, "DO $$ BEGIN EXECUTE replace(pg_get_functiondef(to_regproc('TBL_step')), 'b.ok := false;', 'b.ok := false; -- another'); END $$")
-		exec(t, pool, name, "COMMENT ON FUNCTION TBL_take IS "+row.version)
+		exec(t, bucket.pool, bucket.name, "DO $$ BEGIN EXECUTE replace(pg_get_functiondef(to_regproc('TBL_step')), 'b.ok := false;', 'b.ok := false; -- another'); END $$")
+		exec(t, bucket.pool, bucket.name, "COMMENT ON FUNCTION TBL_take IS "+row.version)
 		require.NotEqual(t, own, source())
-		require.NoError(t, pgbucket.Migrate(t.Context(), pool, table))
+		require.NoError(t, pgbucket.Migrate(t.Context(), bucket.pool, bucket.table))
 		require.Equal(t, row.stays, own != source(), row.version)
 		taken, err := bucket.Take(t.Context(), one("key", every(1)))
 		require.NoError(t, err)
 		require.False(t, taken.Cold, "levels stay")
-		exec(t, pool, name, "COMMENT ON FUNCTION TBL_take IS NULL")
-		require.NoError(t, pgbucket.Migrate(t.Context(), pool, table))
+		exec(t, bucket.pool, bucket.name, "COMMENT ON FUNCTION TBL_take IS NULL")
+		require.NoError(t, pgbucket.Migrate(t.Context(), bucket.pool, bucket.table))
 		require.Equal(t, own, source())
 	}
 
-	exec(t, pool, name, "COMMENT ON FUNCTION TBL_take IS 'pgbucket v2'; ALTER FUNCTION TBL_step RENAME TO TBL_other", pgx.QueryExecModeSimpleProtocol)
-	require.NoError(t, pgbucket.Migrate(t.Context(), pool, table), "a newer version may have other functions")
-	require.Equal(t, own, value[string](t, pool, name, "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('TBL_other')"))
-	require.True(t, value[bool](t, pool, name, "SELECT to_regproc('TBL_step') IS NULL"))
+	exec(t, bucket.pool, bucket.name, "COMMENT ON FUNCTION TBL_take IS 'pgbucket v2'; ALTER FUNCTION TBL_step RENAME TO TBL_other", pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, pgbucket.Migrate(t.Context(), bucket.pool, bucket.table), "a newer version may have other functions")
+	require.Equal(t, own, value[string](t, bucket.pool, bucket.name, "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('TBL_other')"))
+	require.True(t, value[bool](t, bucket.pool, bucket.name, "SELECT to_regproc('TBL_step') IS NULL"))
 }
 
 // The role of a service often may use tables and not make any.

@@ -54,9 +54,7 @@ func TestAWrongOptionIsTheErrorOfEveryMethod(t *testing.T) {
 
 // A rate that is none must not be written, as its row would count as none again.
 func TestATakeThatCanNotBeAskedForIsAnError(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
+	bucket := newBucket(t)
 	for want, change := range map[string]func(*shared.Take){
 		"the key is empty":                  func(t *shared.Take) { t.Key = "" },
 		"the cost is 0, must be at least 1": func(t *shared.Take) { t.Cost = 0 },
@@ -77,7 +75,7 @@ func TestATakeThatCanNotBeAskedForIsAnError(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, bucket.GiveBack(t.Context(), take, shared.Instant{}), want)
 	}
-	require.Zero(t, value[int](t, pool, name, "SELECT count(*) FROM TBL"))
+	require.Zero(t, value[int](t, bucket.pool, bucket.name, "SELECT count(*) FROM TBL"))
 	most := one("key", shared.BucketRate{Version: 1 << 53, Micros: 1 << 51, Part: 1e12 - 1, Parts: 1e12, Burst: 1<<63 - 1})
 	for cold := range 2 {
 		taken, err := bucket.Take(t.Context(), most)

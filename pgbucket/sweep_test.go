@@ -19,21 +19,19 @@ func fill(t *testing.T, db pgbucket.DB, table, prefix string, n int, age time.Du
 }
 
 func TestSweepDeletesWhatHasBeenDrainedForAMinute(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
+	bucket := newBucket(t)
 	n, err := bucket.Sweep(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, n)
 
-	fill(t, pool, name, "old", 2500, 2*time.Minute)   // more than two pages, among others
-	fill(t, pool, name, "mold", 1700, 40*time.Second) // 20 s are more than a busy machine needs
-	fill(t, pool, name, "gold", 800, -time.Hour)
+	fill(t, bucket.pool, bucket.name, "old", 2500, 2*time.Minute)   // more than two pages, among others
+	fill(t, bucket.pool, bucket.name, "mold", 1700, 40*time.Second) // 20 s are more than a busy machine needs
+	fill(t, bucket.pool, bucket.name, "gold", 800, -time.Hour)
 	n, err = bucket.Sweep(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 2500, n)
-	require.Equal(t, 2500, value[int](t, pool, name, "SELECT count(*) FROM TBL"))
-	require.Zero(t, value[int](t, pool, name, "SELECT count(*) FROM TBL WHERE encode(key, 'escape') LIKE 'old%'"))
+	require.Equal(t, 2500, value[int](t, bucket.pool, bucket.name, "SELECT count(*) FROM TBL"))
+	require.Zero(t, value[int](t, bucket.pool, bucket.name, "SELECT count(*) FROM TBL WHERE encode(key, 'escape') LIKE 'old%'"))
 	n, err = bucket.Sweep(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, n)
@@ -41,14 +39,12 @@ func TestSweepDeletesWhatHasBeenDrainedForAMinute(t *testing.T) {
 
 // To wait for a row would hold those that are locked already, and whoever wants them.
 func TestSweepLeavesARowThatIsInUse(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
-	fill(t, pool, name, "key", 10, time.Hour)
-	tx, err := pool.Begin(t.Context())
+	bucket := newBucket(t)
+	fill(t, bucket.pool, bucket.name, "key", 10, time.Hour)
+	tx, err := bucket.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	taken, err := pgbucket.New(tx, table).Take(t.Context(), one("key7", every(1)))
+	taken, err := pgbucket.New(tx, bucket.table).Take(t.Context(), one("key7", every(1)))
 	require.NoError(t, err)
 	require.False(t, taken.Cold)
 
@@ -66,9 +62,7 @@ func TestSweepLeavesARowThatIsInUse(t *testing.T) {
 
 // A Take during a Sweep finds its row or makes it anew.
 func TestTakesGoOnDuringASweep(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
+	bucket := newBucket(t)
 	swept, done := int64(0), make(chan error)
 	const rounds = 40
 	begun := time.Now()
@@ -93,7 +87,7 @@ func TestTakesGoOnDuringASweep(t *testing.T) {
 		if taken.Cold {
 			colds++
 		}
-		exec(t, pool, name, "UPDATE TBL SET empty = 1") // long ago
+		exec(t, bucket.pool, bucket.name, "UPDATE TBL SET empty = 1") // long ago
 		select {
 		case err := <-done:
 			require.NoError(t, err)
