@@ -2,15 +2,12 @@ package redisbucket_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"math/big"
 	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -150,30 +147,22 @@ const far = 100 * time.Millisecond
 // startFar starts a server with TLS that is far away, and returns the options of its clients.
 func startFar(t *testing.T) *redis.Options {
 	dir, port := t.TempDir(), servers.FreePort(t)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		IsCA: true, BasicConstraintsValid: true,
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
+	site := httptest.NewTLSServer(nil) // It has a certificate for 127.0.0.1, and serves nobody.
+	site.Close()
+	private, err := x509.MarshalPKCS8PrivateKey(site.TLS.Certificates[0].PrivateKey)
 	require.NoError(t, err)
 	file := func(name, kind string, bytes []byte) string {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: bytes}), 0o600))
 		return path
 	}
-	certFile := file("cert.pem", "CERTIFICATE", cert)
+	certFile := file("cert.pem", "CERTIFICATE", site.Certificate().Raw)
 	servers.StartRedis(t, "--tls-port", strconv.Itoa(port), "--tls-auth-clients", "no",
 		"--tls-cert-file", certFile, "--tls-key-file", file("key.pem", "PRIVATE KEY", private), "--tls-ca-cert-file", certFile)
 	proxy := servers.StartProxy(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	proxy.SetDelay(far, 0)
 	roots := x509.NewCertPool()
-	parsed, err := x509.ParseCertificate(cert)
-	require.NoError(t, err)
-	roots.AddCert(parsed)
+	roots.AddCert(site.Certificate())
 	return &redis.Options{Addr: proxy.Addr, TLSConfig: &tls.Config{RootCAs: roots}}
 }
 
