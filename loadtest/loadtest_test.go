@@ -4,9 +4,6 @@ package loadtest_test
 
 import (
 	"encoding/json"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,10 +22,10 @@ import (
 const longestRun = 30 * time.Second
 
 func TestScriptExpectsTheDemosAddressAndLimits(t *testing.T) {
-	script, demo := readScript(t), demoConstants(t)
-	require.Equal(t, "http://"+demo["defaultAddr"], find(t, script, `__ENV\.BASE_URL \|\| '(.*?)'`))
+	script := readScript(t)
+	require.Equal(t, "http://"+demoConstant(t, "defaultAddr"), find(t, script, `__ENV\.BASE_URL \|\| '(.*?)'`))
 
-	l, err := shaper.ParseLimits(demo["defaultLimits"])
+	l, err := shaper.ParseLimits(demoConstant(t, "defaultLimits"))
 	require.NoError(t, err)
 	require.Equal(t, strconv.FormatFloat(float64(l.Rate), 'f', -1, 64), find(t, script, `fromEnv\('RATE', (.*?)\)`))
 	require.Equal(t, strconv.Itoa(l.Depth), find(t, script, `fromEnv\('DEPTH', (.*?)\)`))
@@ -36,9 +33,8 @@ func TestScriptExpectsTheDemosAddressAndLimits(t *testing.T) {
 }
 
 func TestScriptReadsWhatTheDemoTells(t *testing.T) {
-	script, demo := readScript(t), demoConstants(t)
-	require.NotEmpty(t, demo["healthPath"])
-	require.Contains(t, script, "${BASE_URL}"+demo["healthPath"]+"`")
+	script := readScript(t)
+	require.Contains(t, script, "${BASE_URL}"+demoConstant(t, "healthPath")+"`")
 	require.Equal(t, "Server-Timing", find(t, script, `\.exec\(res\.headers\['(.*?)'\]`))
 }
 
@@ -75,29 +71,19 @@ func find(t *testing.T, script, pattern string) string {
 	return found[1]
 }
 
-// demoConstants returns the demo's constant strings by name. They are read from
-// its sources, as nothing may import a command.
-func demoConstants(t *testing.T) map[string]string {
+// demoConstant returns the text of a constant of the demo. It is read from the sources, as nothing may
+// import a command.
+func demoConstant(t *testing.T, name string) string {
 	files, err := filepath.Glob("../cmd/shapedemo/*.go")
 	require.NoError(t, err)
-	constants := map[string]string{}
+	constant := regexp.MustCompile(`(?m)^\s*(?:const )?` + name + `\s*= "(.+)"`)
 	for _, file := range files {
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		text, err := os.ReadFile(file)
 		require.NoError(t, err)
-		ast.Inspect(parsed, func(n ast.Node) bool {
-			spec, ok := n.(*ast.ValueSpec)
-			if !ok {
-				return true
-			}
-			for i, value := range spec.Values {
-				if literal, ok := value.(*ast.BasicLit); ok && literal.Kind == token.STRING {
-					text, err := strconv.Unquote(literal.Value)
-					require.NoError(t, err)
-					constants[spec.Names[i].Name] = text
-				}
-			}
-			return true
-		})
+		if found := constant.FindSubmatch(text); found != nil {
+			return string(found[1])
+		}
 	}
-	return constants
+	require.Fail(t, "the demo has no such constant", name)
+	return ""
 }
