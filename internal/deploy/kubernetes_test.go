@@ -142,9 +142,10 @@ func portsOf(pod core.PodTemplateSpec) map[string]int32 {
 	return ports
 }
 
-// durationOf returns a duration of the Caddyfile, which is behind the name of a variable.
-func durationOf(t *testing.T, caddyfile, option string) time.Duration {
-	m := regexp.MustCompile(option + ` \{\$\w+:(\w+)\}`).FindStringSubmatch(caddyfile)
+// durationOf returns the duration that stands behind the name of an option in a file. In a Caddyfile it may be
+// the default of a variable.
+func durationOf(t *testing.T, file, option string) time.Duration {
+	m := regexp.MustCompile(`(?m)^\s*` + option + `[=: ]+(?:\{\$\w+:)?(\w+)`).FindStringSubmatch(file)
 	require.NotNil(t, m, option)
 	d, err := time.ParseDuration(m[1])
 	require.NoError(t, err)

@@ -3,7 +3,6 @@ package deploy_test
 import (
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -40,19 +39,11 @@ func TestUnitIsExposedToLittle(t *testing.T) {
 
 // Whoever is killed while the line drains loses those in it.
 func TestNobodyIsKilledWhileTheLineDrains(t *testing.T) {
-	duration := func(text, pattern string) time.Duration {
-		found := regexp.MustCompile(`(?m)^\s*` + pattern).FindStringSubmatch(text)
-		require.NotNil(t, found, pattern)
-		d, err := time.ParseDuration(found[1])
-		require.NoError(t, err)
-		return d
-	}
 	drain := func(caddyfile string) time.Duration {
-		const value = ` (?:\{\$\w+:)?(\w+)`
-		return duration(caddyfile, "shutdown_delay"+value) + duration(caddyfile, "grace_period"+value)
+		return durationOf(t, caddyfile, "shutdown_delay") + durationOf(t, caddyfile, "grace_period")
 	}
-	stop := duration(read(t, "systemd", unit), `TimeoutStopSec=(\w+)`)
+	stop := durationOf(t, read(t, "systemd", unit), "TimeoutStopSec")
 	require.Greater(t, stop, drain(read(t, "systemd", "Caddyfile")))
-	stop = duration(read(t, "compose.yaml"), `stop_grace_period: (\w+)`)
+	stop = durationOf(t, read(t, "compose.yaml"), "stop_grace_period")
 	require.Greater(t, stop, drain(read(t, "Caddyfile")))
 }
