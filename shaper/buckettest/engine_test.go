@@ -192,7 +192,7 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 			next.Empty, write = e.rescale(r, l.Rate, next.Empty, now), !e.is("a new rate is not written with a refusal")
 			break
 		}
-		answer.Empty = latest(next.Empty, shared.Instant{Micros: now})
+		answer.Empty = next.Empty.Later(shared.Instant{Micros: now})
 		if e.is("Empty may be before Now") {
 			answer.Empty = next.Empty
 		}
@@ -201,7 +201,7 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 		case e.is("the answer does not tell the other rate"):
 			answer.Other = nil
 		case e.is("a Take at an older rate writes"):
-			l.Empty = latest(l.Empty, t.High)
+			l.Empty = l.Empty.Later(t.High)
 			return l, true, answer
 		}
 		return l, false, answer
@@ -211,12 +211,12 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 		if e.is("High is whole microseconds") {
 			high.Part = 0
 		}
-		if latest(next.Empty, high) != next.Empty {
+		if next.Empty.Later(high) != next.Empty {
 			next.Empty, write = high, write || e.is("High is written with a refusal")
 		}
 	}
 	if !e.is("idle time is saved up") {
-		next.Empty = latest(next.Empty, shared.Instant{Micros: now})
+		next.Empty = next.Empty.Later(shared.Instant{Micros: now})
 	}
 	answer.Empty = next.Empty
 
@@ -237,7 +237,7 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 	case e.is("Ahead is a microsecond shorter"):
 		ahead--
 	}
-	first := minus(r, next.Empty, room)
+	first := r.Minus(next.Empty, room)
 	late := first.Micros > now+ahead || first.Micros == now+ahead && first.Part > 0
 	if e.is("parts do not decide") {
 		late = first.Micros > now+ahead
@@ -272,10 +272,7 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 
 // agree reports whether two rates differ in their versions at most.
 func (e *engine) agree(a, b shared.BucketRate) bool {
-	if !e.is("versions of one rate conflict") {
-		a.Version = b.Version
-	}
-	return a == b
+	return a == b || a.Agrees(b) && !e.is("versions of one rate conflict")
 }
 
 func (e *engine) rescale(r, old shared.BucketRate, empty shared.Instant, now int64) shared.Instant {
@@ -338,22 +335,8 @@ func (e *engine) GiveBack(ctx context.Context, t shared.Take, end shared.Instant
 	case e.is("GiveBack drops parts"):
 		l.Empty.Micros -= t.Rise().Micros
 	default:
-		l.Empty = minus(t.Rate, l.Empty, t.Rise())
+		l.Empty = t.Rate.Minus(l.Empty, t.Rise())
 	}
 	e.states[key] = e.encode(l)
 	return nil
-}
-
-func latest(a, b shared.Instant) shared.Instant {
-	if b.Micros > a.Micros || b.Micros == a.Micros && b.Part > a.Part {
-		return b
-	}
-	return a
-}
-
-func minus(r shared.BucketRate, a, b shared.Instant) shared.Instant {
-	if a.Part < b.Part {
-		return shared.Instant{Micros: a.Micros - b.Micros - 1, Part: a.Part - b.Part + r.Parts}
-	}
-	return shared.Instant{Micros: a.Micros - b.Micros, Part: a.Part - b.Part}
 }

@@ -138,7 +138,7 @@ func (c *tester) follow(t shared.Take, got shared.Taken) {
 	c.Helper()
 	before := c.levels[t.Key]
 	next, want := t.Apply(before, got.Now)
-	isNew := !want.Cold && before.Rate.Version < t.Rate.Version && !sameNumbers(before.Rate, t.Rate)
+	isNew := !want.Cold && before.Rate.Version < t.Rate.Version && !before.Rate.Agrees(t.Rate)
 	allowed := 2 + (want.Empty.Micros-got.Now)/100_000_000_000_000 // Floats have 16 digits.
 	if late := got.Empty.Micros - want.Empty.Micros; isNew && got.Empty.Part == 0 && want.Empty.Part == 0 && 0 < late && late <= allowed {
 		// Whatever has been taken, the state that was written follows from the answer.
@@ -146,12 +146,6 @@ func (c *tester) follow(t shared.Take, got shared.Taken) {
 	}
 	c.must(reflect.DeepEqual(got, want), "the answer to\n%+v\nat the state\n%+v\nis\n%s\nmust be\n%s", t, before, answerText(got), answerText(want))
 	c.levels[t.Key] = next
-}
-
-// sameNumbers reports whether two rates differ in their versions at most.
-func sameNumbers(a, b shared.BucketRate) bool {
-	a.Version = b.Version
-	return a == b
 }
 
 func answerText(t shared.Taken) string {
@@ -225,7 +219,7 @@ func checkRandom(c *tester) {
 		t.Cost, t.First = 1+upTo(1<<10), 1+upTo(1<<10)
 		t.Ahead = time.Duration(upTo(2_000_000)) * time.Microsecond
 		t.Guard = time.Duration(upTo(5000)) * time.Microsecond
-		if known := high[t.Key]; sameNumbers(known.Rate, r) && c.random.IntN(4) == 0 {
+		if known := high[t.Key]; known.Rate.Agrees(r) && c.random.IntN(4) == 0 {
 			t.High, t.Seen = known.Empty, known.At+c.random.Int64N(3)-1
 			if c.random.IntN(4) == 0 {
 				t.Seen += 3_600_000_000
@@ -285,7 +279,7 @@ func (k kinds) note(kind string, is bool) {
 }
 
 func (k kinds) take(t shared.Take, l shared.BucketLevel, got shared.Taken) {
-	same := !got.Cold && sameNumbers(t.Rate, l.Rate)
+	same := !got.Cold && t.Rate.Agrees(l.Rate)
 	k.note("taken", got.OK)
 	k.note("refused", !got.OK && got.Other == nil)
 	k.note("cold", got.Cold)

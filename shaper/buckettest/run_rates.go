@@ -151,10 +151,7 @@ func checkParts(c *tester) {
 		// The replay has followed each step; this is the sum.
 		t.Cost = sum
 		end, rise := c.levels[t.Key].Empty, t.Rise()
-		moved := shared.Instant{Micros: end.Micros - start.Micros, Part: end.Part - start.Part}
-		if moved.Part < 0 {
-			moved.Micros, moved.Part = moved.Micros-1, moved.Part+r.Parts
-		}
+		moved := r.Minus(end, start)
 		c.must(moved == rise, "%d units at %s have moved the level by %+v, must be %+v", sum, key, moved, rise)
 	}
 }
