@@ -125,7 +125,7 @@ func TestASearchFindsWhatTryingEverythingFinds(t *testing.T) {
 		}
 		got := search(t, goal, "1/s", all)
 		i := 0
-		for i < len(every) && !keeps(shaper.Limits{Rate: every[i].Rate, Burst: burst, Depth: min(int(wait), 1_000_000), MaxWait: wait}) {
+		for i < len(every) && !keeps(shaper.Limits{Rate: every[i].Rate, Burst: burst, Depth: int(min(wait, 1_000_000)), MaxWait: wait}) {
 			i++
 			if i%10 == 0 && (!got.OK || every[i].Rate < got.Limits.Rate/3) {
 				i += 9

@@ -381,8 +381,8 @@ func nginxRate(r rate.Limit) (text string, comments []string) {
 func nginxBurst(l shaper.Limits) (text string, comments []string) {
 	atOnce, depth := max(l.Burst, 1)-1, l.Depth
 	if l.MaxWait > 0 {
-		if most := int(l.MaxWait.Seconds() * float64(l.Rate)); most < depth {
-			depth = most
+		if most := l.MaxWait.Seconds() * float64(l.Rate); most < float64(depth) {
+			depth = int(most)
 			comments = append(comments, fmt.Sprintf("nginx has no longest wait, so there is room for what leaves within %s", limitwords.Seconds(l.MaxWait.Seconds())))
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"example.com/leakybucket/cmd/shapereplay/internal/find"
 	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 	"example.com/leakybucket/config"
+	"example.com/leakybucket/shaper"
 )
 
 // drawn returns the picture of a replay of so many rules, each with a burst of ten requests
@@ -127,6 +128,13 @@ func TestNginxTakesWhatIsPrinted(t *testing.T) {
 			require.NoError(t, err, "%s\n%s", said, text)
 		}
 	}
+}
+
+// The product of rate and wait may be more than an int of 32 bits counts.
+func TestALongWaitLeavesTheDepthAsItIs(t *testing.T) {
+	burst, differences := nginxBurst(shaper.Limits{Rate: 1000, Depth: 10, MaxWait: 365 * 24 * time.Hour})
+	require.Equal(t, " burst=10", burst)
+	require.Empty(t, differences)
 }
 
 // caddyshaper's tests adapt this file.

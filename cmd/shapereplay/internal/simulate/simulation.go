@@ -367,7 +367,7 @@ func (s *Series) Bins() []Bin { return s.bins }
 
 // bin returns the bin of an instant.
 func (s *Series) bin(at time.Duration) *Bin {
-	for int(at/s.width) >= maxBins {
+	for at/s.width >= maxBins {
 		s.widen()
 	}
 	i := int(at / s.width)

@@ -178,6 +178,16 @@ func TestSeriesHoldEveryRequest(t *testing.T) {
 	}
 }
 
+// Where an int has 32 bits, it counts the milliseconds of 25 days.
+func TestALogMayPauseForMonths(t *testing.T) {
+	s := newSimulation(t, "default: 10/s", simulate.Options{Series: true})
+	come(s, 0, "a", 1)
+	come(s, 60*24*time.Hour, "a", 1)
+	bins := s.Result().Rules[0].Series.Bins()
+	require.Equal(t, simulate.Bin{Arrived: 1, Left: 1}, bins[len(bins)-1])
+	require.Greater(t, len(bins), 120)
+}
+
 func TestSeriesTellWhen(t *testing.T) {
 	s := newSimulation(t, "default: 10/s depth 2", simulate.Options{Series: true})
 	come(s, 0, "a", 4)       // They leave at 0, 100 and 200 ms, and one is refused.
