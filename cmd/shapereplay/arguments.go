@@ -116,9 +116,12 @@ func (a *arguments) check() error {
 	if err := a.checkOutputs(); err != nil || a.goalText == "" {
 		return err
 	}
-	for name, given := range map[string]bool{"-candidate": a.candidates, "-svg": a.svg != "", "-export": a.export != ""} {
-		if given {
-			return fmt.Errorf("%s shows a replay, and -find searches: use one of them", name)
+	for _, shows := range []struct {
+		name  string
+		given bool
+	}{{"-candidate", a.candidates}, {"-svg", a.svg != ""}, {"-export", a.export != ""}} {
+		if shows.given {
+			return fmt.Errorf("%s shows a replay, and -find searches: use one of them", shows.name)
 		}
 	}
 	return nil
