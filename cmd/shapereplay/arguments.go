@@ -269,9 +269,23 @@ func fits(path, pattern string) bool {
 	}
 }
 
+// cutNot cuts the ! off that says that what follows it is left out, and notes in not whether it was there.
+// It is an error if a flag that is given again says the opposite of what it said before.
+func cutNot(text string, isAgain bool, not *bool) (rest string, err error) {
+	rest, is := strings.CutPrefix(text, "!")
+	if isAgain && is != *not {
+		return "", errors.New("a ! leaves out what it stands before, and the flag is there without it, too: use one of them")
+	}
+	*not = is
+	return rest, nil
+}
+
 // setStatuses reads statuses such as 429,5xx,300-399, which are not wanted behind a !.
 func (f *filter) setStatuses(text string) error {
-	text, f.notThese.statuses = strings.CutPrefix(text, "!")
+	text, err := cutNot(text, len(f.statuses) > 0, &f.notThese.statuses)
+	if err != nil {
+		return err
+	}
 	for part := range strings.SplitSeq(text, ",") {
 		from, to, isRange := strings.Cut(part, "-")
 		if !isRange {
@@ -289,7 +303,10 @@ func (f *filter) setStatuses(text string) error {
 
 // setPaths reads patterns of paths.
 func (f *filter) setPaths(text string) error {
-	text, f.notThese.paths = strings.CutPrefix(text, "!")
+	text, err := cutNot(text, len(f.paths) > 0, &f.notThese.paths)
+	if err != nil {
+		return err
+	}
 	for part := range strings.SplitSeq(text, ",") {
 		if !strings.HasPrefix(part, "/") && !strings.HasPrefix(part, "*") {
 			return errors.New(strconv.Quote(part) + ": must begin with / or *, as /login, /api/ and *.php do, and a ! before all of them leaves them out")
