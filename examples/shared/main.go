@@ -9,7 +9,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -149,9 +148,7 @@ func startRedis() (address string, stop func(), err error) {
 		return "", nil, err
 	}
 	_, port, _ := net.SplitHostPort(address)
-	var said bytes.Buffer
 	server := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--dir", folder, "--save", "", "--appendonly", "no")
-	server.Stdout, server.Stderr = &said, &said
 	if err := server.Start(); err != nil {
 		_ = os.RemoveAll(folder)
 		return "", nil, err
