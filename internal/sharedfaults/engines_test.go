@@ -2,7 +2,6 @@ package sharedfaults_test
 
 import (
 	"context"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -56,12 +55,4 @@ func onConnection(t *testing.T, db *servers.Postgres, do func(conn *pgx.Conn) er
 	require.NoError(t, err)
 	defer conn.Close(t.Context())
 	require.NoError(t, do(conn))
-}
-
-// hostPort returns the parts of an address.
-func hostPort(t *testing.T, addr string) (host, port string) {
-	t.Helper()
-	host, port, err := net.SplitHostPort(addr)
-	require.NoError(t, err)
-	return host, port
 }

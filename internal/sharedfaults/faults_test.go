@@ -3,6 +3,7 @@ package sharedfaults_test
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"testing"
@@ -313,7 +314,8 @@ func failOver(lags bool) starter {
 		return func(f *fleet) {
 			if lags {
 				first.MustDo("CONFIG", "SET", "repl-diskless-sync-delay", "0")
-				host, port := hostPort(t, first.Addr)
+				host, port, err := net.SplitHostPort(first.Addr)
+				require.NoError(t, err)
 				second.MustDo("REPLICAOF", host, port)
 				realtime.Until(t, func() bool { return second.MustDo("DBSIZE") == "1" }, "the replica has the level")
 				second.MustDo("REPLICAOF", "NO", "ONE")
