@@ -231,31 +231,29 @@ func TestFiguresAreThoseOfTheCommittedRun(t *testing.T) {
 	found := 0
 	for _, document := range documents(t) {
 		text := read(t, document)
-		fresh := measured.ReplaceAllStringFunc(text, func(figure string) string {
+		// right returns the figure of the committed run if that is to be put in, and otherwise the one shown, which must be as
+		// great.
+		right := func(entry, shown, unit, source string) string {
 			found++
-			m := measured.FindStringSubmatch(figure)
-			want := lookUp(t, figures, m[3]) / perUnit(m[2], m[3])
+			want := lookUp(t, figures, source) / perUnit(unit, source)
 			if update {
-				return strings.Replace(figure, m[1], rounded(want), 1)
+				return rounded(want)
 			}
-			shown, digits := parseFigure(t, m[1])
-			require.InDeltaf(t, want, shown, 0.500001*math.Pow10(-digits), "%s: %q; the committed run has %.4g%s", document, figure, want, m[2])
-			return figure
+			value, digits := parseFigure(t, shown)
+			require.InDeltaf(t, want, value, 0.500001*math.Pow10(-digits), "%s: %q; the committed run has %.4g%s", document, entry, want, unit)
+			return shown
+		}
+		fresh := measured.ReplaceAllStringFunc(text, func(figure string) string {
+			m := measured.FindStringSubmatch(figure)
+			return strings.Replace(figure, m[1], right(figure, m[1], m[2], m[3]), 1)
 		})
 		fresh = below.ReplaceAllStringFunc(fresh, func(paragraph string) string {
 			m := below.FindStringSubmatch(paragraph)
 			for entry := range strings.SplitSeq(m[2], "; ") {
-				found++
 				figure := shownAs.FindStringSubmatch(strings.TrimSpace(entry))
 				require.NotNilf(t, figure, "%s: %q", document, entry)
-				want := lookUp(t, figures, figure[3]) / perUnit(figure[2], figure[3])
 				require.Regexpf(t, `(?:^|[^\d.])`+regexp.QuoteMeta(figure[1])+`(?:[^\d]|$)`, m[1], "%s: the figure stands in the paragraph", document)
-				if update {
-					paragraph = strings.ReplaceAll(paragraph, figure[1]+figure[2], rounded(want)+figure[2])
-					continue
-				}
-				shown, digits := parseFigure(t, figure[1])
-				require.InDeltaf(t, want, shown, 0.500001*math.Pow10(-digits), "%s: %q; the committed run has %.4g%s", document, entry, want, figure[2])
+				paragraph = strings.ReplaceAll(paragraph, figure[1]+figure[2], right(entry, figure[1], figure[2], figure[3])+figure[2])
 			}
 			return paragraph
 		})
