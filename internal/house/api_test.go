@@ -4,6 +4,7 @@ package house_test
 // to its author and to its reviewers.
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"go/importer"
@@ -27,86 +28,77 @@ import (
 func TestPublicAPIChangesOnlyOnPurpose(t *testing.T) {
 	t.Parallel()
 	const rewrite = "SHAPER_UPDATE_API"
-	compared := 0
-	for _, dir := range usedDirs(t) {
-		if notImported.MatchString(filepath.ToSlash(dir)) {
-			continue
-		}
-		exports := map[string]string{} // file of export data by import path
-		var libraries []apiPackage
-		for _, p := range listExports(t, dir) {
-			exports[p.ImportPath] = p.Export
-			if p.isLibrary() {
-				libraries = append(libraries, p)
-			}
-		}
-		imports := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) {
-			return os.Open(exports[path])
-		})
-		for _, p := range libraries {
-			pkg, err := imports.Import(p.ImportPath)
-			require.NoError(t, err)
-			now := apiOf(pkg)
-			golden := filepath.Join(p.Dir, "testdata", "api.txt")
-			if os.Getenv(rewrite) == "1" {
-				require.NoError(t, os.MkdirAll(filepath.Dir(golden), 0o755))
-				require.NoError(t, os.WriteFile(golden, []byte(strings.Join(now, "\n")+"\n"), 0o644))
-			}
-			text, err := os.ReadFile(golden)
-			if !os.IsNotExist(err) {
-				require.NoError(t, err)
-			}
-			was := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n") // one empty line without a file
-			var changes []string
-			for _, line := range was {
-				if !slices.Contains(now, line) {
-					changes = append(changes, "- "+line)
-				}
-			}
-			for _, line := range now {
-				if !slices.Contains(was, line) {
-					changes = append(changes, "+ "+line)
-				}
-			}
-			require.Emptyf(t, changes, "the public API of %s is not that of its testdata/api.txt. "+
-				"If the change is intended, run %s=1 go test -run TestPublicAPIChangesOnlyOnPurpose ./internal/house, and describe the change in CHANGELOG.md.",
-				p.ImportPath, rewrite)
-			compared++
+	exports := map[string]string{} // file of export data by import path
+	var libraries []apiPackage
+	for _, p := range listExports(t) {
+		exports[p.ImportPath] = p.Export
+		if p.isLibrary() {
+			libraries = append(libraries, p)
 		}
 	}
-	require.Positive(t, compared)
+	require.NotEmpty(t, libraries)
+	imports := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) {
+		return os.Open(exports[path])
+	})
+	for _, p := range libraries {
+		pkg, err := imports.Import(p.ImportPath)
+		require.NoError(t, err)
+		now := apiOf(pkg)
+		golden := filepath.Join(p.Dir, "testdata", "api.txt")
+		if os.Getenv(rewrite) == "1" {
+			require.NoError(t, os.MkdirAll(filepath.Dir(golden), 0o755))
+			require.NoError(t, os.WriteFile(golden, []byte(strings.Join(now, "\n")+"\n"), 0o644))
+		}
+		text, err := os.ReadFile(golden)
+		if !os.IsNotExist(err) {
+			require.NoError(t, err)
+		}
+		was := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n") // one empty line without a file
+		var changes []string
+		for _, line := range was {
+			if !slices.Contains(now, line) {
+				changes = append(changes, "- "+line)
+			}
+		}
+		for _, line := range now {
+			if !slices.Contains(was, line) {
+				changes = append(changes, "+ "+line)
+			}
+		}
+		require.Emptyf(t, changes, "the public API of %s is not that of its testdata/api.txt. "+
+			"If the change is intended, run %s=1 go test -run TestPublicAPIChangesOnlyOnPurpose ./internal/house, and describe the change in CHANGELOG.md.",
+			p.ImportPath, rewrite)
+	}
 }
 
 // An apiPackage is a package as go list -export shows it.
 type apiPackage struct {
 	ImportPath, Name, Dir, Export string
 	GoFiles                       []string
-	inModule                      bool // and not one that the module imports
 }
 
-// isLibrary reports whether other modules may import p, a package of the module
-// that is looked at: it is no command, not internal, and not only tests.
+// isLibrary reports whether p is a package of the tree that other modules may import: it is
+// no command, not internal, and not only tests.
 func (p apiPackage) isLibrary() bool {
-	return p.inModule && p.Name != "main" && len(p.GoFiles) > 0 && !strings.Contains(p.ImportPath+"/", "/internal/")
+	return strings.HasPrefix(p.ImportPath, rootModule+"/") && p.Name != "main" && len(p.GoFiles) > 0 && !strings.Contains(p.ImportPath+"/", "/internal/")
 }
 
 // notImported matches the modules that are there to be run or read.
 var notImported = regexp.MustCompile(`^\.\./\.\./(?:bench|examples)(?:/|$)`)
 
-// listExports builds the packages of the module in dir, and returns them and all
+// listExports builds the packages of all modules that others may import, and returns them and all
 // that they import.
-func listExports(t *testing.T, dir string) (packages []apiPackage) {
-	module := modulePath(dir)
-	d := json.NewDecoder(strings.NewReader(string(
-		goCommand(t, dir, "list", "-export", "-deps", "-json=ImportPath,Name,Dir,Export,GoFiles,Module", "./..."))))
-	for d.More() {
-		var p struct {
-			apiPackage
-			Module *struct{ Path string }
+func listExports(t *testing.T) (packages []apiPackage) {
+	list := []string{"list", "-export", "-deps", "-json=ImportPath,Name,Dir,Export,GoFiles"}
+	for _, dir := range usedDirs(t) {
+		if dir = filepath.ToSlash(dir); !notImported.MatchString(dir) {
+			list = append(list, "."+strings.TrimPrefix(dir, root)+"/...")
 		}
+	}
+	for d := json.NewDecoder(bytes.NewReader(goCommand(t, root, list...))); d.More(); {
+		var p apiPackage
 		require.NoError(t, d.Decode(&p))
-		p.inModule = p.Module != nil && p.Module.Path == module
-		packages = append(packages, p.apiPackage)
+		packages = append(packages, p)
 	}
 	return packages
 }
