@@ -3,6 +3,7 @@ package shaper
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"strings"
 	"time"
@@ -429,7 +430,7 @@ type KeyLine struct {
 	Key        string
 	Weight     int
 	Waiting    int
-	Cost       int           // of all its requests in line
+	Cost       int           // of all its requests in line; the greatest int if that is exceeded
 	OldestWait time.Duration // of a request in line; a retry of a Transport starts at 0
 	Leaves     time.Time     // of its first request, as Waiter.Leaves
 }
@@ -484,7 +485,7 @@ func keyLineOf(item *fair.Item[*waiter], now int64) KeyLine {
 	if w := waiterOf(ln.FirstNewcomer); w != nil {
 		since = min(since, w.at)
 	}
-	return KeyLine{Key: ln.Key, Weight: ln.Weight, Waiting: ln.Waiting, Cost: int(ln.Cost), OldestWait: time.Duration(now - since)}
+	return KeyLine{Key: ln.Key, Weight: ln.Weight, Waiting: ln.Waiting, Cost: int(min(ln.Cost, math.MaxInt)), OldestWait: time.Duration(now - since)}
 }
 
 // appendKeys appends the first n keys.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -135,6 +136,20 @@ func TestTheKthRequestOfAKeyLeavesWithTheKTimesNthDeparture(t *testing.T) {
 		g.saw("0s z left", "100ms a1 left", "200ms b1 left", "300ms c1 left", "400ms a2 left", "500ms b2 left",
 			"600ms c2 left", "700ms a3 left", "800ms b3 left")
 	}, shaper.WithFairQueue(nil))
+}
+
+// The costs of a key may add up to more than an int of 32 bits counts.
+func TestTheCostOfALineIsTheGreatestIntAtMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 1e9, Depth: 9}, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		defer s.Close()
+		for range 4 { // The first leaves.
+			go func() { _ = s.For("a").WaitN(context.Background(), 1e9) }()
+		}
+		synctest.Wait()
+		require.EqualValues(t, min(int64(3e9), math.MaxInt), s.Keys(1)[0].Cost)
+	})
 }
 
 func TestSharesFollowWeights(t *testing.T) {
