@@ -277,20 +277,15 @@ func TestConcurrentChangesEndWithWhatWasInForce(t *testing.T) {
 	for k := range 4 {
 		callers.Go(func() {
 			for n := range 60 {
-				bodies := []string{
-					fmt.Sprintf(`{"source":"one","limits":"%d/s","for":"1h"}`, n+1),
-					fmt.Sprintf(`{"source":"many","key":"%d","limits":"%d/h","for":"1h"}`, k%3, n+1),
-				}
-				path := []string{"/api/limits", "/api/hold", "/api/release"}[n%3]
-				if path != "/api/limits" {
-					bodies = []string{`{"source":"one","for":"1h"}`, fmt.Sprintf(`{"source":"many","key":"%d","for":"1h"}`, k%3)}
-				}
-				if path == "/api/release" {
-					bodies = []string{`{"source":"one"}`, fmt.Sprintf(`{"source":"many","key":"%d"}`, k%3)}
-				}
-				code := c.send(path, bodies[n/3%2]).Code
+				bucket := []string{`"source":"one"`, fmt.Sprintf(`"source":"many","key":"%d"`, k%3)}[n/3%2]
+				change := []struct{ path, fields string }{
+					{"/api/limits", fmt.Sprintf(`,"limits":"%d/min","for":"1h"`, n+1)},
+					{"/api/hold", `,"for":"1h"`},
+					{"/api/release", ""},
+				}[n%3]
+				code := c.send(change.path, "{"+bucket+change.fields+"}").Code
 				if code != http.StatusOK && code != http.StatusServiceUnavailable {
-					t.Errorf("%s is answered with status %d", path, code)
+					t.Errorf("%s is answered with status %d", change.path, code)
 				}
 				if k == 0 && n < 30 {
 					calls.Done()
