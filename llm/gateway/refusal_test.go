@@ -379,3 +379,25 @@ func TestACallerThatGoesWhileTheProviderHolds(t *testing.T) {
 		require.Zero(t, g.line.Stats().Level)
 	})
 }
+
+// Between the line and the handler behind it the caller may go, too. Then nothing is sent, and the estimate is for others.
+func TestACallerThatGoesAsItLeavesTheLineCostsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the call is sent") })
+		g := newRig(t, "openai", llm.Quota{Tokens: 100_000}, next, func(_ *gateway.Config, l *shaper.Limits) { l.InFlight = 1 })
+		ctx, cancel := context.WithCancel(t.Context())
+		var err error
+		g.line, err = shaper.New(g.line.Limits(), shaper.WithFairQueue(nil), shaper.WithTrace(&shaper.Trace{
+			Departed: func(context.Context, shaper.Event) { cancel() },
+		}))
+		require.NoError(t, err)
+		g.call("gold", request(ctx, "openai", 1000, 4000, false))
+		st := g.line.Stats()
+		require.Equal(t, uint64(1), st.Departed)
+		require.Zero(t, st.Reserved)
+		require.Zero(t, st.InFlight, "the seat is free")
+		require.Zero(t, st.Level)
+		require.Equal(t, gateway.StatusGone, g.last(t).Status)
+		require.Empty(t, g.log.lines())
+	})
+}
