@@ -23,33 +23,30 @@ type Departure struct {
 type Departures struct {
 	interval time.Duration // that which was asked for
 	all      []Departure
-	silence  time.Duration // from the last of them to the end of the window
-	longest  time.Duration // of their spacings
+	spacings []time.Duration // from one departure to the next; if none left, the silence is the only one
+	silence  time.Duration   // from the last of them to the end of the window
 }
 
 // DeparturesWithin returns those departures of a steady flow that lie within a
 // window of time. Each has a spacing to the one before it, and so the last one
 // before the window is the first of them.
 func DeparturesWithin(from, to, interval time.Duration, all []Departure) Departures {
-	all = slices.DeleteFunc(slices.Clone(all), func(one Departure) bool { return one.At > to })
-	before := Departure{At: -1}
-	for _, one := range all {
-		if one.At < from && one.At >= before.At {
-			before = one
-		}
-	}
-	if before.At < 0 {
+	all = slices.SortedStableFunc(slices.Values(all), func(a, b Departure) int { return cmp.Compare(a.At, b.At) })
+	all = slices.DeleteFunc(all, func(one Departure) bool { return one.At > to })
+	first, _ := slices.BinarySearchFunc(all, from, func(one Departure, at time.Duration) int { return cmp.Compare(one.At, at) })
+	if first == 0 {
 		// Nothing has left before the window: its start stands for a departure,
 		// which all others have entered after.
-		before = Departure{At: from}
+		all, first = append([]Departure{{At: from}}, all...), 1
 	}
-	within := slices.DeleteFunc(all, func(one Departure) bool { return one.At < from })
-	d := Departures{interval: interval, all: append([]Departure{before}, within...)}
-	slices.SortStableFunc(d.all, func(a, b Departure) int { return cmp.Compare(a.At, b.At) })
-	for i := 1; i < len(d.all); i++ {
-		d.longest = max(d.longest, d.all[i].At-d.all[i-1].At)
-	}
+	d := Departures{interval: interval, all: all[first-1:]}
 	d.silence = to - d.all[len(d.all)-1].At
+	for i := 1; i < len(d.all); i++ {
+		d.spacings = append(d.spacings, d.all[i].At-d.all[i-1].At)
+	}
+	if d.Count() == 0 {
+		d.spacings = []time.Duration{d.silence}
+	}
 	return d
 }
 
@@ -71,12 +68,27 @@ func (s Spacing) Histogram() []int { return s.Bars }
 
 // Spacing returns all figures of the departures.
 func (d Departures) Spacing() Spacing {
-	errors := d.errors()
+	var errors []float64
+	bunched, bars := 0, make([]int, HistogramBars)
+	for _, spacing := range d.spacings {
+		errors = append(errors, float64((spacing - d.interval).Abs()))
+		if spacing < d.interval/2 {
+			bunched++
+		}
+		bars[min(int(float64(spacing)/float64(d.interval)/BarWidth+0.5), HistogramBars-1)]++
+	}
+	overtaken, latest := 0, d.all[0].Entered
+	for _, one := range d.all[1:] {
+		if one.Entered < latest {
+			overtaken++
+		}
+		latest = max(latest, one.Entered)
+	}
 	return Spacing{
 		RateReached: d.rateReached(),
 		ErrorP50:    Quantile(errors, 0.5), ErrorP99: Quantile(errors, 0.99),
-		Bunched: d.bunched(), Overtaken: d.overtaken(),
-		Departures: d.Count(), Bars: d.histogram(),
+		Bunched: 100 * float64(bunched) / float64(len(d.spacings)), Overtaken: 100 * float64(overtaken) / float64(max(1, d.Count())),
+		Departures: d.Count(), Bars: bars,
 	}
 }
 
@@ -88,19 +100,6 @@ func Interval(perSecond float64) time.Duration {
 // Count returns how many have left.
 func (d Departures) Count() int { return len(d.all) - 1 }
 
-// spacings returns the times between one departure and the next. If none left,
-// the silence is the only one.
-func (d Departures) spacings() []time.Duration {
-	if d.Count() == 0 {
-		return []time.Duration{d.silence}
-	}
-	spacings := make([]time.Duration, d.Count())
-	for i := range spacings {
-		spacings[i] = d.all[i+1].At - d.all[i].At
-	}
-	return spacings
-}
-
 // rateReached returns the rate of the departures as a share of the rate that
 // was set. It counts from one departure to another, as the ends of the window
 // cut spacings in two. A last silence that is longer than any spacing counts
@@ -108,47 +107,13 @@ func (d Departures) spacings() []time.Duration {
 // the rate.
 func (d Departures) rateReached() float64 {
 	took := d.all[len(d.all)-1].At - d.all[0].At
-	if d.silence > d.longest {
+	if d.silence > slices.Max(d.spacings) {
 		took += d.silence
 	}
 	if took <= 0 {
 		return 0
 	}
 	return float64(d.Count()) * float64(d.interval) / float64(took)
-}
-
-// errors returns by how much each spacing misses the interval, in nanoseconds.
-func (d Departures) errors() []float64 {
-	var errors []float64
-	for _, spacing := range d.spacings() {
-		errors = append(errors, float64((spacing - d.interval).Abs()))
-	}
-	return errors
-}
-
-// bunched returns the percentage of spacings below half an interval.
-func (d Departures) bunched() float64 {
-	spacings := d.spacings()
-	below := 0
-	for _, spacing := range spacings {
-		if spacing < d.interval/2 {
-			below++
-		}
-	}
-	return percent(below, len(spacings))
-}
-
-// overtaken returns the percentage of departures after one that had entered
-// later.
-func (d Departures) overtaken() float64 {
-	overtaken, latest := 0, d.all[0].Entered
-	for _, one := range d.all[1:] {
-		if one.Entered < latest {
-			overtaken++
-		}
-		latest = max(latest, one.Entered)
-	}
-	return percent(overtaken, d.Count())
 }
 
 // Burst returns the largest excess over the rate within any window of time, beyond
@@ -170,19 +135,3 @@ const (
 	HistogramBars = 61
 	BarWidth      = 1. / 20
 )
-
-// histogram counts the spacings in bars.
-func (d Departures) histogram() []int {
-	bars := make([]int, HistogramBars)
-	for _, spacing := range d.spacings() {
-		bars[min(int(float64(spacing)/float64(d.interval)/BarWidth+0.5), HistogramBars-1)]++
-	}
-	return bars
-}
-
-func percent(part, whole int) float64 {
-	if whole == 0 {
-		return 0
-	}
-	return 100 * float64(part) / float64(whole)
-}

@@ -106,54 +106,35 @@ func leaving(at ...int) []Departure {
 	return all
 }
 
-func spaced(us ...int) []time.Duration {
-	var spacings []time.Duration
-	for _, n := range us {
-		spacings = append(spacings, time.Duration(n)*time.Microsecond)
-	}
-	return spacings
-}
-
 // within looks at departures at a rate of 1,000/s in a window of microseconds.
 func within(from, to int, all []Departure) Departures {
 	return DeparturesWithin(time.Duration(from)*time.Microsecond, time.Duration(to)*time.Microsecond, time.Millisecond, all)
 }
 
-func TestAnEvenPaceHasNoError(t *testing.T) {
-	d := within(1500, 5900, leaving(0, 1000, 2000, 3000, 4000, 5000, 6000))
-	require.Equal(t, 4, d.Count())
-	require.Equal(t, spaced(1000, 1000, 1000, 1000), d.spacings())
-	require.Equal(t, []float64{0, 0, 0, 0}, d.errors())
-	require.InDelta(t, 1, d.rateReached(), 1e-12)
-	require.Zero(t, d.bunched())
-	require.Zero(t, d.overtaken())
-	require.Zero(t, d.Burst())
-}
-
-func TestRateReachedCountsFromOneDepartureToAnother(t *testing.T) {
-	// Half the rate; the window's ends fall anywhere between two of them.
-	for _, from := range []int{2000, 2500, 3999} {
-		require.InDelta(t, 0.5, within(from, 11_500, leaving(0, 2000, 4000, 6000, 8000, 10_000)).rateReached(), 1e-12)
+func TestFiguresOfDepartures(t *testing.T) {
+	for name, c := range map[string]struct {
+		from, to                              int
+		left                                  []Departure
+		count                                 int
+		reached, errorP50, errorP99, tooShort float64
+	}{
+		"an even pace": {1500, 5900, leaving(0, 1000, 2000, 3000, 4000, 5000, 6000), 4, 1, 0, 0, 0},
+		// The rate is counted from one departure to another: the ends of the window fall anywhere between two.
+		"half the rate":             {2000, 11_500, leaving(0, 2000, 4000, 6000, 8000, 10_000), 5, 0.5, 1e6, 1e6, 0},
+		"half the rate, a bit on":   {2500, 11_500, leaving(0, 2000, 4000, 6000, 8000, 10_000), 4, 0.5, 1e6, 1e6, 0},
+		"half the rate, on and on":  {3999, 11_500, leaving(0, 2000, 4000, 6000, 8000, 10_000), 4, 0.5, 1e6, 1e6, 0},
+		"none leaves any more":      {500, 10_000, leaving(0, 1000, 2000), 2, 0.2, 0, 0, 0},
+		"none leaves in the window": {5000, 10_000, leaving(0, 1000, 2000), 0, 0, 7e6, 7e6, 0}, // The silence stands for the spacing that has not ended.
+		"nothing left before":       {1000, 4000, leaving(2000, 3000), 2, 1, 0, 0, 0},
+		"nothing left at all":       {1000, 4000, nil, 0, 0, 2e6, 2e6, 0},
+	} {
+		d := within(c.from, c.to, c.left)
+		s := d.Spacing()
+		require.Equal(t, c.count, s.Departures, name)
+		require.InDelta(t, c.reached, s.RateReached, 1e-12, name)
+		require.Equal(t, []float64{c.errorP50, c.errorP99, c.tooShort, 0}, []float64{s.ErrorP50, s.ErrorP99, s.Bunched, s.Overtaken}, name)
+		require.Zero(t, d.Burst(), name)
 	}
-}
-
-func TestALimiterThatStopsDoesNotSeemToKeepTheRate(t *testing.T) {
-	require.InDelta(t, 0.2, within(500, 10_000, leaving(0, 1000, 2000)).rateReached(), 1e-12)
-	require.Zero(t, within(5000, 10_000, leaving(0, 1000, 2000)).rateReached())
-	// One silence stands for the spacing that has not ended.
-	require.Equal(t, spaced(8000), within(5000, 10_000, leaving(0, 1000, 2000)).spacings())
-}
-
-func TestWithNothingBeforeItTheWindowItselfBegins(t *testing.T) {
-	d := within(1000, 4000, leaving(2000, 3000))
-	require.Equal(t, 2, d.Count())
-	require.Equal(t, spaced(1000, 1000), d.spacings())
-	d = within(1000, 4000, nil)
-	require.Zero(t, d.Count())
-	require.Equal(t, spaced(3000), d.spacings())
-	require.Zero(t, d.bunched())
-	require.Zero(t, d.overtaken())
-	require.Zero(t, d.Burst())
 }
 
 func TestOvertakenAreThoseBeforeWhomALaterOneLeaves(t *testing.T) {
@@ -162,7 +143,7 @@ func TestOvertakenAreThoseBeforeWhomALaterOneLeaves(t *testing.T) {
 		for i, n := range entered {
 			all = append(all, Departure{Entered: n, At: time.Duration(i+1) * time.Millisecond})
 		}
-		return within(500, 99_000, all).overtaken()
+		return within(500, 99_000, all).Spacing().Overtaken
 	}
 	require.Zero(t, order(1, 2, 3, 4))
 	require.Equal(t, 25.0, order(1, 3, 2, 4))
@@ -181,7 +162,7 @@ func TestBurstIsTheLargestExcessOfAnyWindow(t *testing.T) {
 }
 
 func TestHistogramHasBarsAroundTwentieths(t *testing.T) {
-	bars := within(500, 99_000, leaving(0, 1000, 2010, 2990, 2990, 5989, 8963, 20_000)).histogram()
+	bars := within(500, 99_000, leaving(0, 1000, 2010, 2990, 2990, 5989, 8963, 20_000)).Spacing().Bars
 	want := make([]int, 61)
 	want[20] = 3 // 1, 1.01 and 0.98
 	want[0] = 1
