@@ -3,9 +3,7 @@ package http
 import (
 	"net"
 	"net/http"
-	"runtime"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -83,29 +81,4 @@ func TestCallersSayWhyTheyCannotCall(t *testing.T) {
 	require.NoError(t, listener.Close())
 	_, err = callers.Take(t.Context(), callersInput{listener.Addr().String(), false, 2})
 	require.ErrorContains(t, err, "connection 1 of 2: dial tcp")
-}
-
-// A request whose connection is closed does not wait.
-func TestCallersKeepAllConnectionsOverACollection(t *testing.T) {
-	came, closed := make(chan struct{}), make(chan struct{}, 2)
-	ended := make(chan error, 1)
-	t.Run("server", func(t *testing.T) {
-		address := serve(t, func(_ http.ResponseWriter, r *http.Request) {
-			came <- struct{}{}
-			<-r.Context().Done()
-			closed <- struct{}{}
-		}, false)
-		go func() {
-			_, err := call(callersInput{address, false, 2})
-			ended <- err
-		}()
-		<-came
-		<-came
-		for range 10 {
-			runtime.GC()
-			time.Sleep(10 * time.Millisecond)
-		}
-		require.Empty(t, closed)
-	})
-	require.NoError(t, <-ended)
 }
