@@ -23,6 +23,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/internal/realtime"
 )
 
 // A ceiling is the traffic through a proxy whose limit is out of reach.
@@ -32,9 +33,6 @@ type ceiling struct {
 }
 
 const ceilingCallers = 64
-
-// longestWindow is how long a window may become in which nothing is answered.
-const longestWindow = time.Minute
 
 // measureCeiling sends a request from each caller as soon as it has its last response, and asks at both
 // ends of the window for the usage of the proxy.
@@ -62,9 +60,7 @@ func measureCeiling(t *testing.T, proxy string, window time.Duration) ceiling {
 	time.Sleep(window)
 	// On a busy machine a short window may pass without any answer. The rate is over the time that
 	// it took in the end.
-	for answered.Load() == from && len(failed) == 0 && time.Since(began) < longestWindow {
-		time.Sleep(window)
-	}
+	realtime.Until(t, func() bool { return answered.Load() > from || len(failed) > 0 }, "a request is answered")
 	n, took := float64(answered.Load()-from), time.Since(began)
 	after := s.usage(t)
 	over.Store(true)
@@ -72,7 +68,6 @@ func measureCeiling(t *testing.T, proxy string, window time.Duration) ceiling {
 	if len(failed) > 0 {
 		t.Fatal(<-failed)
 	}
-	require.Positive(t, n, "requests are answered")
 	return ceiling{n / took.Seconds(), (after.cpu - before.cpu) / n}
 }
 
@@ -284,24 +279,17 @@ func measureWaiting(t *testing.T, proxy string, wanted int) memory {
 
 // settled returns the usage of the proxy as soon as it has accepted so many connections and has
 // needed no more memory for a while.
-func (s *stage) settled(t *testing.T, connections int) usage {
-	const while = 500 * time.Millisecond
+func (s *stage) settled(t *testing.T, connections int) (now usage) {
 	most, since := 0.0, time.Now()
-	for began := time.Now(); ; time.Sleep(while / 10) {
-		now := s.usage(t)
+	realtime.Until(t, func() bool {
+		now = s.usage(t)
 		if now.files < connections || now.resident > most*1.002 {
 			most, since = max(most, now.resident), time.Now()
-		} else if time.Since(since) > while {
-			return now
 		}
-		if time.Since(began) > patienceForMemory {
-			t.Fatalf("after %v the proxy has %d files open, of %d connections, and %.0f MiB of memory",
-				patienceForMemory, now.files, connections, now.resident/(1<<20))
-		}
-	}
+		return time.Since(since) > 500*time.Millisecond
+	}, "the proxy has all connections, and needs no more memory")
+	return now
 }
-
-const patienceForMemory = time.Minute
 
 // connect opens n connections to the proxy, which are closed with the test.
 func (s *stage) connect(t *testing.T, n int) {

@@ -20,6 +20,7 @@ import (
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/internal/realtime"
 )
 
 // Idle is the experiment "spacing".
@@ -289,12 +290,12 @@ func measureSpacing(t *testing.T, in input) result {
 
 	time.Sleep(in.warm)
 	if in.load.goroutines > 0 {
-		load.begun()
+		// On a busy machine that may take longer than a window.
+		realtime.Until(t, func() bool { return load.done.Load() > 0 }, "the load has done something")
 	}
 	before := readMeter(loop.Began)
 	time.Sleep(in.window)
 	after := readMeter(loop.Began)
-	require.True(t, in.load.goroutines == 0 || load.pieces() > 0, "the load has done nothing")
 	all, err := loop.Departures()
 	require.NoError(t, err)
 	d := measure.DeparturesWithin(before.at, after.at, measure.Interval(in.rate), all)
@@ -352,7 +353,7 @@ func loops() load {
 // A running load has to be stopped.
 type runningLoad struct {
 	quit atomic.Bool
-	done atomic.Int64
+	done atomic.Int64 // pieces
 	run  sync.WaitGroup
 }
 
@@ -369,20 +370,6 @@ func (l load) start() *runningLoad {
 	}
 	return r
 }
-
-// loadWithin bounds how long begun waits.
-const loadWithin = time.Minute
-
-// begun returns when a piece has been done: on a busy machine that may take longer than a
-// window.
-func (r *runningLoad) begun() {
-	for start := time.Now(); r.pieces() == 0 && time.Since(start) < loadWithin; {
-		time.Sleep(time.Millisecond)
-	}
-}
-
-// pieces returns how many have been done so far.
-func (r *runningLoad) pieces() int64 { return r.done.Load() }
 
 // stop returns when the goroutines have gone.
 func (r *runningLoad) stop() {

@@ -53,7 +53,7 @@ func TestLoadsWorkUntilTheyAreStopped(t *testing.T) {
 			active.Add(-1)
 		}
 		running := l.start()
-		realtime.Until(t, func() bool { return running.pieces() >= int64(l.goroutines) }, l.name)
+		realtime.Until(t, func() bool { return running.done.Load() >= int64(l.goroutines) }, l.name)
 		running.stop()
 		require.Zero(t, active.Load(), l.name)
 	}
