@@ -94,22 +94,14 @@ func must[T any](made T, err error) T {
 	return made
 }
 
-func newShaper(t *testing.T, limits string) *shaper.Shaper {
-	t.Helper()
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	s, err := shaper.New(l)
-	require.NoError(t, err)
-	return s
+func newShaper(limits string) *shaper.Shaper {
+	return must(shaper.New(must(shaper.ParseLimits(limits))))
 }
 
 // newGroup makes a Group whose keys all have the same limits.
 func newGroup(t *testing.T, limits string, opts ...shaper.GroupOption) *shaper.Group[string] {
-	t.Helper()
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
-	require.NoError(t, err)
+	l := must(shaper.ParseLimits(limits))
+	g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...))
 	t.Cleanup(func() { require.NoError(t, g.Close()) })
 	return g
 }

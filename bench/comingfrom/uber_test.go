@@ -38,7 +38,7 @@ var uber = []row{
 		require.Equal(t, same, afterARest(t, 30, func() error { return ours.Wait(ctx) }))
 	}},
 	{"`Take()`", func(t *testing.T) {
-		theirs, ours := ratelimit.New(10, ratelimit.WithoutSlack), newShaper(t, "10/s depth 100")
+		theirs, ours := ratelimit.New(10, ratelimit.WithoutSlack), newShaper("10/s depth 100")
 		require.Equal(t, evenly(5, 1, 100*time.Millisecond), departures(t, 5, take(theirs)))
 		require.Equal(t, evenly(5, 1, 100*time.Millisecond), departures(t, 5, func() error { return ours.Wait(ctx) }))
 	}},
@@ -57,7 +57,7 @@ var uber = []row{
 	{"`Per(d)`", func(t *testing.T) {
 		theirs := ratelimit.New(2, ratelimit.Per(time.Minute), ratelimit.WithoutSlack)
 		ours := must(shaper.New(shaper.Limits{Rate: rate.Every(time.Minute / 2), Depth: 100}))
-		text := newShaper(t, "2/min depth 100")
+		text := newShaper("2/min depth 100")
 		same := evenly(4, 1, 30*time.Second)
 		require.Equal(t, same, departures(t, 4, take(theirs)))
 		require.Equal(t, same, departures(t, 4, func() error { return ours.Wait(ctx) }))

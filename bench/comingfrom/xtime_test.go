@@ -22,7 +22,7 @@ var xTime = []row{
 		require.Equal(t, same, departures(t, 8, func() error { return ours.Wait(ctx) }))
 	}},
 	{"`Allow()`, `AllowN(now, n)`", func(t *testing.T) {
-		theirs, ours := rate.NewLimiter(2, 4), newShaper(t, "2/s burst 4")
+		theirs, ours := rate.NewLimiter(2, 4), newShaper("2/s burst 4")
 		passed := 0
 		for step := range 60 {
 			cost := step%3 + 1
@@ -47,10 +47,10 @@ var xTime = []row{
 			return departures(t, 3, func() error { return wait(ctx) })
 		}
 		require.Equal(t, []time.Duration{2 * time.Second, 3 * time.Second, 4 * time.Second}, behind(rate.NewLimiter(1, 1).Wait))
-		require.Equal(t, []time.Duration{1 * time.Second, 2 * time.Second, 3 * time.Second}, behind(newShaper(t, "1/s depth 9").Wait))
+		require.Equal(t, []time.Duration{1 * time.Second, 2 * time.Second, 3 * time.Second}, behind(newShaper("1/s depth 9").Wait))
 
 		// Who can't leave before its deadline is refused at once by both.
-		for _, wait := range []func(context.Context) error{rate.NewLimiter(1, 0).Wait, newShaper(t, "1/h depth 9").Wait} {
+		for _, wait := range []func(context.Context) error{rate.NewLimiter(1, 0).Wait, newShaper("1/h depth 9").Wait} {
 			began := time.Now()
 			soon, cancel := context.WithTimeout(ctx, time.Second)
 			_ = wait(soon)
@@ -61,13 +61,13 @@ var xTime = []row{
 	}},
 	{"`WaitN(ctx, n)` with n > b", func(t *testing.T) {
 		require.Error(t, rate.NewLimiter(1, 3).WaitN(ctx, 4))
-		ours := newShaper(t, "1/s burst 3 depth 9")
+		ours := newShaper("1/s burst 3 depth 9")
 		require.NoError(t, ours.WaitN(ctx, 2))
 		require.Equal(t, []time.Duration{2 * time.Second}, departures(t, 1, func() error { return ours.WaitN(ctx, 4) }))
-		require.ErrorIs(t, newShaper(t, "1/s burst 3").WaitN(ctx, 4), shaper.ErrTooCostly)
+		require.ErrorIs(t, newShaper("1/s burst 3").WaitN(ctx, 4), shaper.ErrTooCostly)
 	}},
 	{"`Reserve()`, `ReserveN(now, n)`, `Delay()`", func(t *testing.T) {
-		theirs, ours := rate.NewLimiter(10, 2), newShaper(t, "10/s burst 2 depth 9")
+		theirs, ours := rate.NewLimiter(10, 2), newShaper("10/s burst 2 depth 9")
 		for range 5 {
 			wait, err := ours.Forecast(1)
 			require.NoError(t, err)
@@ -78,7 +78,7 @@ var xTime = []row{
 		time.Sleep(time.Second)
 	}},
 	{"`Reservation.Cancel()`", func(t *testing.T) {
-		theirs, ours := rate.NewLimiter(1, 1), newShaper(t, "1/s depth 9")
+		theirs, ours := rate.NewLimiter(1, 1), newShaper("1/s depth 9")
 		require.True(t, theirs.Allow())
 		require.True(t, ours.Allow())
 		r := theirs.Reserve()
@@ -94,7 +94,7 @@ var xTime = []row{
 		require.Equal(t, time.Second, theirs.Reserve().Delay())
 	}},
 	{"`SetLimit(r)`, `SetBurst(b)`", func(t *testing.T) {
-		theirs, ours := rate.NewLimiter(1, 1), newShaper(t, "1/s depth 9 wait 1min")
+		theirs, ours := rate.NewLimiter(1, 1), newShaper("1/s depth 9 wait 1min")
 		waits := map[string][]time.Duration{}
 		for name, wait := range map[string]func(context.Context) error{"theirs": theirs.Wait, "ours": ours.Wait} {
 			require.NoError(t, wait(ctx))
@@ -118,7 +118,7 @@ var xTime = []row{
 		require.Equal(t, "1/s depth 9 wait 1min", ours.Limits().String(), "the others are as they were")
 	}},
 	{"`Tokens()`", func(t *testing.T) {
-		theirs, ours := rate.NewLimiter(2, 4), newShaper(t, "2/s burst 4")
+		theirs, ours := rate.NewLimiter(2, 4), newShaper("2/s burst 4")
 		for step := range 20 {
 			st := ours.Stats()
 			require.InDelta(t, theirs.Tokens(), float64(st.Limits.Burst)-st.Level, 1e-9)
@@ -128,7 +128,7 @@ var xTime = []row{
 		}
 	}},
 	{"`Limit()`, `Burst()`", func(t *testing.T) {
-		theirs, ours := rate.NewLimiter(rate.Every(3*time.Second), 2), newShaper(t, "1 per 3s burst 2")
+		theirs, ours := rate.NewLimiter(rate.Every(3*time.Second), 2), newShaper("1 per 3s burst 2")
 		require.Equal(t, theirs.Limit(), ours.Limits().Rate)
 		require.Equal(t, theirs.Burst(), ours.Limits().Burst)
 	}},
