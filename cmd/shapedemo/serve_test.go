@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,39 +98,34 @@ func TestProxyForwardsAndTellsTheWait(t *testing.T) {
 // With a page open, the program must not wait for the stream of the page to end: it would never.
 func TestInterruptDrainsTheLineAndEndsThePage(t *testing.T) {
 	t.Parallel()
-	for name, sig := range map[string]os.Signal{"Ctrl-C": os.Interrupt, "SIGTERM": syscall.SIGTERM} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p, at, page := watched(t, "-limits", "1/s depth 8")
-			stream, err := client.Get(page + "/api/events")
-			require.NoError(t, err)
-			defer stream.Body.Close()
-			require.Equal(t, http.StatusOK, stream.StatusCode)
-			statuses := clientsOf(9, at)
-			realtime.Until(t, func() bool {
-				_, state := postTo(t, page, "state", "")
-				return state.Waiting >= 1 && state.Waiting+len(statuses) == 9
-			}, "all wait, or have been served")
-			p.signals <- sig
-			p.awaits(t, `Draining [1-8] waiting requests? \(at most [\d.]+ m?s; Ctrl-C again to stop at once\)`)
+	p, at, page := watched(t, "-limits", "1/s depth 8")
+	stream, err := client.Get(page + "/api/events")
+	require.NoError(t, err)
+	defer stream.Body.Close()
+	require.Equal(t, http.StatusOK, stream.StatusCode)
+	statuses := clientsOf(9, at)
+	realtime.Until(t, func() bool {
+		_, state := postTo(t, page, "state", "")
+		return state.Waiting >= 1 && state.Waiting+len(statuses) == 9
+	}, "all wait, or have been served")
+	p.signals <- os.Interrupt
+	p.awaits(t, `Draining [1-8] waiting requests? \(at most [\d.]+ m?s; Ctrl-C again to stop at once\)`)
 
-			realtime.Until(t, func() bool { return get(t.Context(), client, at+healthPath).status == 0 }, "a newcomer finds no server")
-			got, _ := ask(t, page+"/api/buckets")
-			require.Equal(t, http.StatusOK, got.StatusCode, "the page shows how the line drains")
-			status, _ := postTo(t, page, "burst", "1")
-			require.Equal(t, http.StatusBadRequest, status)
-			status, state := postTo(t, page, "rate", "4") // The rest goes faster.
-			require.Equal(t, http.StatusOK, status)
-			require.Equal(t, 4.0, state.Rate)
-			require.Equal(t, map[int]int{200: 9}, tallyOf(t, 9, statuses))
-			require.Equal(t, exitOK, p.ends(t))
-			events, err := io.ReadAll(stream.Body)
-			require.NoError(t, err, "the stream ends, and is not cut off")
-			require.Regexp(t, `(?s)^event: hello\n.*event: bye\n`, string(events))
-			require.Regexp(t, `Drained: [1-8] served, 0 gave up\.\n$`, p.stdout.String())
-			require.Empty(t, p.stderr.String())
-		})
-	}
+	realtime.Until(t, func() bool { return get(t.Context(), client, at+healthPath).status == 0 }, "a newcomer finds no server")
+	got, _ := ask(t, page+"/api/buckets")
+	require.Equal(t, http.StatusOK, got.StatusCode, "the page shows how the line drains")
+	status, _ := postTo(t, page, "burst", "1")
+	require.Equal(t, http.StatusBadRequest, status)
+	status, state := postTo(t, page, "rate", "4") // The rest goes faster.
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, 4.0, state.Rate)
+	require.Equal(t, map[int]int{200: 9}, tallyOf(t, 9, statuses))
+	require.Equal(t, exitOK, p.ends(t))
+	events, err := io.ReadAll(stream.Body)
+	require.NoError(t, err, "the stream ends, and is not cut off")
+	require.Regexp(t, `(?s)^event: hello\n.*event: bye\n`, string(events))
+	require.Regexp(t, `Drained: [1-8] served, 0 gave up\.\n$`, p.stdout.String())
+	require.Empty(t, p.stderr.String())
 }
 
 // With a cap, the time also depends on the upstream.
