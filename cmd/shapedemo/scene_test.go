@@ -369,6 +369,20 @@ func TestCallersWaitForAsLongAsTheyAreTold(t *testing.T) {
 	})
 }
 
+// A caller that the shaper refuses comes back when its call has a chance. If it asked again at once, the time of the
+// bubble would stand still. In a line with room for all, the longest wait is 44 s; of callers that come back, some wait
+// far longer. So the second limits tell whether their 10 s are 10 s of the scene: nobody would be refused with 300.
+func TestCallersThatAreRefusedComeBack(t *testing.T) {
+	for _, limits := range []string{"1500/s burst 24000 depth 5", "1500/s burst 24000 depth 1000 wait 10s"} {
+		synctest.Test(t, func(t *testing.T) {
+			direct, unsettled, settled, err := callForTokens(t.Context(), limitsOf(t, limits))
+			require.NoError(t, err)
+			require.Empty(t, judgeTokens(direct, unsettled, settled))
+			require.Greater(t, settled.longest, time.Minute)
+		})
+	}
+}
+
 // In virtual time the scene has the result that it is meant to show, and its picture is
 // well-formed.
 func TestTokensAreSettled(t *testing.T) {

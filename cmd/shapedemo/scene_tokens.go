@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math/rand/v2"
@@ -68,6 +69,7 @@ func showTokens(ctx context.Context, t *terminal, c config) (status int, err err
 // callForTokens calls in the three ways at once, each at an API of its own.
 func callForTokens(ctx context.Context, l shaper.Limits) (direct, unsettled, settled tokenRun, err error) {
 	l.Rate *= tokensSpeed
+	l.MaxWait /= tokensSpeed
 	var shapers [2]*shaper.Shaper
 	for i := range shapers {
 		if shapers[i], err = shaper.New(l); err != nil {
@@ -131,13 +133,24 @@ func runTokens(ctx context.Context, s *shaper.Shaper, settle bool) tokenRun {
 	}
 	for range tokensCallers {
 		all.Go(func() {
+			wanted := time.Now()
+			one := func(ctx context.Context) (used int, err error) { return call(ctx, wanted) }
 			for ctx.Err() == nil {
-				wanted := time.Now()
+				var err error
 				switch {
+				case s == nil:
+					_, err = one(ctx)
 				case settle:
-					_ = s.Spend(ctx, tokensEstimate, func(ctx context.Context) (int, error) { return call(ctx, wanted) })
-				case s == nil || s.WaitN(ctx, tokensEstimate) == nil:
-					_, _ = call(ctx, wanted) // Its error is the one of ctx.
+					err = s.Spend(ctx, tokensEstimate, one)
+				default:
+					if err = s.WaitN(ctx, tokensEstimate); err == nil {
+						_, err = one(ctx)
+					}
+				}
+				if refusal, ok := errors.AsType[*shaper.RejectError](err); ok {
+					sleep(ctx, max(refusal.RetryAfter, time.Millisecond)) // Until then the same call would be refused again.
+				} else {
+					wanted = time.Now()
 				}
 			}
 		})
