@@ -276,13 +276,15 @@ func (s scene) follows(given map[string]bool) error {
 	return nil
 }
 
-// contradiction returns an error if the flags of the burst contradict each other.
+// contradiction returns an error if the flags contradict each other.
 func (c config) contradiction(inspectGiven bool) error {
 	noBurst := fmt.Sprintf(`-burst "%d" sends none`, c.burst)
 	if c.upstream != nil {
 		noBurst = fmt.Sprintf("none is sent to -upstream %q", c.upstream)
 	}
 	switch {
+	case c.scene.hastened && newLimitsInfo(c.limits).unlimited:
+		return fmt.Errorf("-%s needs a rate, and -limits %q have none", c.scene.flag, c.limits)
 	case c.svg != "" && !c.shows():
 		return fmt.Errorf("-svg %q draws the burst, and %s", c.svg, noBurst)
 	case c.once && !c.shows():

@@ -224,6 +224,8 @@ func TestWhatCannotBeFollowedIsToldInOneLine(t *testing.T) {
 		"callers of nobody": {[]string{"-callers", "9"}, []string{"-callers", "-outbound"}},
 		"outbound, addr":    {[]string{"-outbound", "-addr", "127.0.0.1:0"}, []string{"-outbound", "-addr"}},
 		"outbound, svg":     {[]string{"-outbound", "-svg", "x.svg"}, []string{"-outbound", "-svg"}},
+		"fair, no rate":     {[]string{"-fair", "-limits", "inf depth 9"}, []string{"-fair", `"inf depth 9"`}},
+		"tokens, no rate":   {[]string{"-tokens", "-limits", "inf depth 9"}, []string{"-tokens", `"inf depth 9"`}},
 		"cap on a burst":    {[]string{"-limits", "50/s depth 9 inflight 2"}, []string{"-limits", `"50/s depth 9 inflight 2"`, "-upstream"}},
 		"inspect, once":     {[]string{"-once", "-inspect", "127.0.0.1:0"}, []string{`-inspect "127.0.0.1:0"`, "-once"}},
 		"inspect, outbound": {[]string{"-outbound", "-inspect", ""}, []string{"-outbound", "-inspect"}},

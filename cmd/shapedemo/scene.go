@@ -30,14 +30,16 @@ type scene struct {
 	// alone is set if the program ends after the scene. Otherwise it serves the proxy,
 	// unless -once is set.
 	alone bool
+	// hastened is set if the time of the scene runs faster than the clock. Then there must be a rate.
+	hastened bool
 }
 
 // scenes are all scenes. The first one is shown if no flag asks for another.
 var scenes = []scene{
 	{limits: defaultLimits, flags: []string{"addr", "inspect", "burst", "vanish", "upstream", "svg"}, show: showBurst},
 	{flag: "outbound", limits: outboundLimits, flags: []string{"callers"}, show: showOutbound, alone: true},
-	{flag: "tokens", limits: tokensLimits, flags: []string{"svg"}, show: showTokens, alone: true},
-	{flag: "fair", limits: fairLimits, flags: []string{"svg"}, show: showFair, alone: true},
+	{flag: "tokens", limits: tokensLimits, flags: []string{"svg"}, show: showTokens, alone: true, hastened: true},
+	{flag: "fair", limits: fairLimits, flags: []string{"svg"}, show: showFair, alone: true, hastened: true},
 }
 
 // limitsInfo has the consequences of limits for requests of cost 1.

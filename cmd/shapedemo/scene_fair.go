@@ -63,16 +63,14 @@ func (r fairRun) end() time.Duration {
 	return r.left[len(r.left)-1].at
 }
 
-// fairSpan returns how long the burst takes alone.
+// fairSpan returns how long the burst takes alone, or a century where it takes longer: a [time.Duration] ends at 292 years.
 func fairSpan(l shaper.Limits) time.Duration {
-	return time.Duration(fairBurst / float64(l.Rate) * float64(time.Second))
+	const century = 100 * 365 * 24 * time.Hour
+	return time.Duration(min(fairBurst/float64(l.Rate), century.Seconds()) * float64(time.Second))
 }
 
 // showFair sends a burst beside calls of ten people, through one line and through a line with fair queueing.
 func showFair(ctx context.Context, t *terminal, c config) (status int, err error) {
-	if newLimitsInfo(c.limits).unlimited {
-		return exitFailed, fmt.Errorf("-fair needs a rate, and -limits %q have none", c.limits)
-	}
 	span := fairSpan(c.limits)
 	t.say("%s\n", t.coloured(bold, "One rate for all, and one client that sends a burst."))
 	printLimits(t, c.limits)

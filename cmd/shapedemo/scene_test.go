@@ -458,8 +458,7 @@ func TestJudgeFair(t *testing.T) {
 	}
 }
 
-func TestFairNeedsARate(t *testing.T) {
-	p := start("-fair", "-limits", "inf depth 9")
-	require.Equal(t, exitFailed, p.ends(t))
-	require.Contains(t, p.stderr.String(), "-fair needs a rate")
+func TestTheSpanOfASlowBurstDoesNotOverflow(t *testing.T) {
+	require.Equal(t, 20*time.Second, fairSpan(limitsOf(t, fairLimits)))
+	require.Equal(t, 100*365*24*time.Hour, fairSpan(limitsOf(t, "1 per 365d")))
 }
