@@ -141,16 +141,19 @@ func (p *panel) handler() http.Handler {
 // setRate changes the rate of the proxy, and nothing else of its limits: the line is
 // re-timed at once.
 func (p *panel) setRate(perSecond string) error {
-	parsed, err := shaper.ParseLimits(perSecond + "/s")
+	r, err := strconv.ParseFloat(perSecond, 64)
+	if err != nil || r < p.slowest || r > p.fastest {
+		return fmt.Errorf("%q is not from %v to %v per second", perSecond, p.slowest, p.fastest)
+	}
+	// A script writes a rate of a few a year as 3e-8, which is no form of limits.
+	parsed, err := shaper.ParseLimits(strconv.FormatFloat(r, 'f', -1, 64) + "/s")
 	if err != nil {
 		return err
 	}
-	if r := float64(parsed.Rate); r < p.slowest || r > p.fastest {
-		return fmt.Errorf("%q is not from %v to %v per second", perSecond, p.slowest, p.fastest)
-	}
-	l := p.shaper.Limits()
-	l.Rate = parsed.Rate
-	return p.shaper.SetLimits(l)
+	return p.shaper.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+		l.Rate = parsed.Rate
+		return l
+	})
 }
 
 // A panelState has the figures and settings that the panel shows.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -264,10 +265,11 @@ func TestAButtonSaysWhatIsWrong(t *testing.T) {
 			{"herd", "1.5", "from 1 to 10000"},
 			{"impatient", "many", "from 1 to 10000"},
 			{"burst", strings.Repeat("1", 1001), "too large"},
-			{"rate", "0", "0/s"},
+			{"rate", "0", "from 5 to 200 per second"},
 			{"rate", "4.9", "from 5 to 200 per second"},
 			{"rate", "200.1", "from 5 to 200 per second"},
 			{"rate", "fast", "fast"},
+			{"rate", "NaN", "NaN/s"},
 		} {
 			_, wrong := press(t, p, row.name, row.value)
 			require.Contains(t, wrong, row.says, row)
@@ -299,6 +301,17 @@ func TestTheSliderReTimesTheLine(t *testing.T) {
 		require.Equal(t, 10.0, after.Rate)
 		require.InDelta(t, 10, after.LastIn, 1e-9)
 		time.Sleep(10 * time.Second)
+	})
+}
+
+func TestTheSliderSetsARateOfAFewAYear(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := panelAt(t, "1 per 365d depth 1", &stubbedProxy{})
+		state, wrong := press(t, p, "rate", "1e-7")
+		require.Empty(t, wrong)
+		require.Equal(t, 1e-7, state.Rate)
+		_, wrong = press(t, p, "rate", fmt.Sprint(p.slowest))
+		require.Empty(t, wrong)
 	})
 }
 
