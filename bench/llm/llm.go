@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 	models "example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/llmtest"
@@ -96,15 +97,10 @@ func (w *world) answer(llmtest.Call) llmtest.Answer {
 // send sends one request and reads the answer. It reports whether the provider has refused, and for how
 // long it asks to hold back.
 func (w *world) send(by http.RoundTripper) (refused bool, after time.Duration) {
-	response, err := by.RoundTrip(llmtest.NewRequest(context.Background(), w.dialect, call))
-	if err != nil {
-		panic(err) // Nothing here may fail.
-	}
+	response := rivals.Must(by.RoundTrip(llmtest.NewRequest(context.Background(), w.dialect, call)))
 	defer response.Body.Close()
 	refused, after = response.StatusCode == http.StatusTooManyRequests, w.known.HoldFor(response)
-	if _, err = io.Copy(io.Discard, response.Body); err != nil {
-		panic(err)
-	}
+	rivals.Must(io.Copy(io.Discard, response.Body))
 	return refused, after
 }
 
@@ -150,14 +146,7 @@ var ways = []way{
 
 // paced is this library's way.
 func (w *world) paced(p models.Provider) (one func()) {
-	limits, err := quota.Limits(burst, depth)
-	if err != nil {
-		panic(err)
-	}
-	s, err := shaper.New(limits)
-	if err != nil {
-		panic(err)
-	}
+	s := rivals.Must(shaper.New(rivals.Must(quota.Limits(burst, depth))))
 	t := models.Transport(s, quota, p)
 	t.Base = w.server
 	return func() { w.retry(func() {}, t) }

@@ -60,13 +60,13 @@ var Openers = map[string]Opener{
 	FairOutside:       openFairOutside,
 }
 
-// Must returns a limiter that was made without an error. It panics otherwise: all
+// Must returns a limiter, or another result, that was made without an error. It panics otherwise: all
 // settings are the experiments' own.
-func Must[T any](limiter T, err error) T {
+func Must[T any](made T, err error) T {
 	if err != nil {
 		panic(err)
 	}
-	return limiter
+	return made
 }
 
 func openShaper(slack time.Duration, opts ...shaper.Option) Opener {
