@@ -3,7 +3,6 @@ package proxies
 import (
 	"context"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -126,26 +125,6 @@ func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
 	left, err := os.ReadDir(temporary)
 	require.NoError(t, err)
 	require.Empty(t, left)
-}
-
-// A starting proxy fails in place of the test.
-type starting struct {
-	testing.TB
-	failed chan error
-}
-
-func (s starting) Fatal(args ...any) {
-	s.failed <- args[0].(error)
-	runtime.Goexit()
-}
-
-func TestAProxyThatCannotStartSaysWhy(t *testing.T) {
-	needAll(t)
-	for name, says := range map[string]string{nginx: "nginx.conf", haproxyMaxconn: "haproxy.cfg", ours: "depth", middleware: "depth"} {
-		failed := make(chan error)
-		go start(starting{t, failed}, named(name), setting{Listen: "127.0.0.1:1", Upstream: "nowhere at all", Rate: 100, Line: -1})
-		require.ErrorContains(t, <-failed, says, name)
-	}
 }
 
 func TestProxiesAreConfiguredWithWhatIsMeasured(t *testing.T) {

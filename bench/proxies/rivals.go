@@ -136,7 +136,7 @@ func newStage(t *testing.T, name string, rate, line int, holds bool) *stage {
 }
 
 // start runs a rival and returns the number of its process when it listens.
-func start(t testing.TB, r rival, s setting) (pid int) {
+func start(t *testing.T, r rival, s setting) (pid int) {
 	shared := os.Getenv(folder)
 	own, err := os.MkdirTemp(shared, "")
 	require.NoError(t, err)
