@@ -317,13 +317,20 @@ func TestAClientThatLeavesGivesUpItsPlace(t *testing.T) {
 	require.Contains(t, lines[1], `"level":"info"`)
 }
 
+// To a server that speaks HTTP/1.1 only Caddy gives each connection in a wrapper.
 func TestAnUploadWhoseClientLeavesGivesUpItsPlace(t *testing.T) {
-	s := serve(t, "shape line limits 1/h depth 1"+proxied)
-	require.Equal(t, 200, s.get("/").status)
-	hangUp := s.sendOn("POST / HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 100000\r\n\r\nbeginning", "line")
-	hangUp()
-	require.Contains(t, s.logged(2)[1], `"status":499`)
-	require.Len(t, s.upstream.arrivals(), 1)
+	for _, protocols := range []string{"h1 h2 h3", "h1"} {
+		t.Run(protocols, func(t *testing.T) {
+			s := newSite(t)
+			s.global = "servers {\n protocols " + protocols + "\n }"
+			s.reload("shape line limits 1/h depth 1" + proxied)
+			require.Equal(t, 200, s.get("/").status)
+			hangUp := s.sendOn("POST / HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 100000\r\n\r\nbeginning", "line")
+			hangUp()
+			require.Contains(t, s.logged(2)[1], `"status":499`)
+			require.Len(t, s.upstream.arrivals(), 1)
+		})
+	}
 }
 
 func TestStreamsAreFlushedAndKeepTheirSeat(t *testing.T) {

@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"example.com/leakybucket/caddyshaper"
 )
 
 // useTLS makes the site one of https, with HTTP/2. It returns what its directives need.
@@ -119,15 +117,6 @@ func waitOf(t testing.TB, a answer) time.Duration {
 	d, err := time.ParseDuration(ms + "ms")
 	require.NoError(t, err)
 	return d
-}
-
-func TestADepartedUploadIsNoticedInCaddysWrappers(t *testing.T) {
-	s := newSite(t)
-	s.global = "servers {\n protocols h1\n }"
-	s.reload("shape line limits 1/h depth 1" + proxied)
-	require.Equal(t, 200, s.get("/").status)
-	s.sendOn("POST / HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 100000\r\n\r\nbeginning", "line")()
-	require.Equal(t, 0, caddyshaper.Waiting("line"))
 }
 
 func TestAddressesAreThoseThatCaddyFinds(t *testing.T) {
