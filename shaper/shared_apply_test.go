@@ -87,6 +87,27 @@ var bucketRates = []shaper.BucketRate{
 	{Version: 1, Micros: 365 * 24 * 60 * 60 * 1_000_000, Part: 999, Parts: 1000, Burst: 1},
 }
 
+// A state with numbers at the ends of their ranges is sound, and one beyond them is none.
+func TestAStateIsDamagedOnlyBeyondItsRanges(t *testing.T) {
+	take := shaper.Take{Key: "k", Cost: 1, First: 1, Rate: bucketRates[0]}
+	for _, c := range []struct {
+		name      string
+		empty, at int64
+		cold      bool
+	}{
+		{"it reached 0 at the beginning of 1970", 0, 1, false},
+		{"it reached 0 before 1970", -1, 1, true},
+		{"it was never written", 0, 0, true},
+		{"the latest that there is", 1 << 53, 1 << 53, false},
+		{"it reaches 0 too late", 1<<53 + 1, 1 << 53, true},
+		{"it was written too late", 1 << 53, 1<<53 + 1, true},
+	} {
+		l := shaper.BucketLevel{Empty: shaper.Instant{Micros: c.empty}, Rate: take.Rate, At: c.at}
+		_, taken := take.Apply(l, max(1, c.at))
+		require.Equal(t, c.cold, taken.Cold, c.name)
+	}
+}
+
 // A change of the rate keeps the level in cost units, and lets nobody leave before those who
 // may hold slots of the old rate.
 func TestANewRateBeginsBehindTheSlotsOfTheOld(t *testing.T) {
