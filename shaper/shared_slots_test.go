@@ -7,6 +7,7 @@ import (
 	"math/big"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -305,6 +306,43 @@ func TestCallerThatGoesAtItsSlotHandsItOn(t *testing.T) {
 		worst := p.pace().Worst(p.departures())
 		require.LessOrEqual(t, worst.Excess(), int64(0))
 	})
+}
+
+// A caller that learns only after the next departure that it has gone gives nothing back: its unit is
+// due before the latest one that was used, and so would let the next request leave too early.
+func TestASlotThatComesBackAfterTheNextDepartureIsDropped(t *testing.T) {
+	const all = 20
+	for gone := range all - 1 {
+		share(t, 1, "100/s depth 99", 0, func(p *processes) {
+			costs := slices.Repeat([]int{1}, all)
+			p.arrive(0, costs[:gone]...)
+			left := make(chan error, 1)
+			go func() { left <- p.wait(&slowToEnd{Context: context.Background(), takes: 12 * ms}, 0, 1) }()
+			synctest.Wait()
+			p.arrive(0, costs[gone+1:]...)
+			require.Equal(t, context.Canceled, <-left)
+			p.at(time.Second)
+			why := fmt.Sprint("without request ", gone)
+			requireSlots(t, slices.Delete(slotsOf(p.limits, costs), gone, gone+1), p.instants(), 60*ms, why)
+			require.Equal(t, uint64(1), p.all[0].Stats().Bucket.Dropped, why)
+		})
+	}
+}
+
+// slowToEnd is a context that ends after its call was admitted, and takes a time to say so.
+type slowToEnd struct {
+	context.Context
+	takes time.Duration
+	asked bool
+}
+
+func (c *slowToEnd) Err() error {
+	if !c.asked {
+		c.asked = true
+		return nil
+	}
+	time.Sleep(c.takes)
+	return context.Canceled
 }
 
 // Shutdown lets the line leave at the rate, and the rest of a batch is given back.
