@@ -79,10 +79,8 @@ const hideWait = 5 * time.Second
 type follower struct {
 	show func(shownLine) (hide func())
 
-	mu     sync.Mutex           // not held while show or hide runs, which may take their time
-	wanted []shownLine          // what is in use
-	update chan struct{}        // closed when the update that runs has ended; nil: none runs
-	shown  map[shownLine]func() // what hides each of those that are shown; used by updates alone
+	updated chan struct{}        // closed when the last update has ended; nil: there was none
+	shown   map[shownLine]func() // what hides each of those that are shown; used by updates alone
 }
 
 var (
@@ -128,35 +126,19 @@ func linesChanged() {
 	}
 }
 
-// want sets the lines to be shown. The channel is closed when they are shown. Several calls take
-// effect in their order, as the caller holds followersMu.
+// want begins to show some lines, and to hide all others, when the updates before it have ended. The channel
+// is closed when that is done. The caller holds followersMu.
 func (f *follower) want(lines []shownLine) (updated <-chan struct{}) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.wanted = lines
-	if f.update == nil {
-		f.update = make(chan struct{})
-		go f.updateAll()
-	}
-	return f.update
-}
-
-// updateAll shows the lines that are wanted, until no others are.
-func (f *follower) updateAll() {
-	for {
-		f.mu.Lock()
-		now := f.wanted
-		f.mu.Unlock()
-		f.updateTo(now)
-		f.mu.Lock()
-		if slices.Equal(now, f.wanted) {
-			close(f.update)
-			f.update = nil
-			f.mu.Unlock()
-			return
+	before, done := f.updated, make(chan struct{})
+	f.updated = done
+	go func() {
+		if before != nil {
+			<-before
 		}
-		f.mu.Unlock()
-	}
+		f.updateTo(lines)
+		close(done)
+	}()
+	return done
 }
 
 // updateTo hides the lines that are not in use any more, and shows the new ones.
