@@ -4,16 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"example.com/leakybucket/config"
 	"example.com/leakybucket/shaper"
 )
 
@@ -91,54 +87,6 @@ func fairParts(words []string) (parts []string) {
 
 // fairInFile reports whether a file of rules says what makes the key of a request.
 func (s *Shape) fairInFile() bool { return s.Fair != nil && len(s.Rules) > 0 }
-
-// A fairKey is what makes the key of a request by some rules.
-type fairKey struct {
-	rules *config.Rules
-	of    keyFunc
-}
-
-// newFairKey returns the function that makes keys as the file of an entry says. It follows the file: a
-// request has the key by the rules in force when it comes.
-func (s *Shape) newFairKey(e *entry) (keyFunc, error) {
-	rules := e.file.Rules()
-	first, err := s.fairKeyBy(rules)
-	if err != nil {
-		return nil, err
-	}
-	var made atomic.Pointer[fairKey]
-	made.Store(&fairKey{rules, first})
-	return func(r *http.Request, repl *caddy.Replacer) string {
-		k := made.Load()
-		if rules := e.file.Rules(); rules != k.rules {
-			// Several requests may do this at the same time, with one result. The last of them may
-			// have older rules than another; then the next request does it again.
-			changed, err := s.fairKeyBy(rules)
-			if err != nil {
-				e.log.Error("the keys are made as before", "error", err)
-				changed = k.of
-			}
-			k = &fairKey{rules, changed}
-			made.Store(k)
-		}
-		return k.of(r, repl)
-	}, nil
-}
-
-// fairKeyBy returns the function that makes keys as some rules say.
-func (s *Shape) fairKeyBy(rules *config.Rules) (keyFunc, error) {
-	by, _, _ := rules.Fair()
-	parts := fairParts(strings.Fields(by))
-	var route keyFunc
-	if place := slices.Index(parts, "route"); place >= 0 {
-		routes, err := newRoutes(s.Routes, rules, place)
-		if err != nil {
-			return nil, err
-		}
-		route = withoutError(routes)
-	}
-	return s.joinKey("fair", parts, route)
-}
 
 // readWeights reads the block behind the line.
 func (f *Fair) readWeights(d *caddyfile.Dispenser) error {

@@ -32,21 +32,59 @@ func (s *Shape) keyParts() (field string, parts []string) {
 	return "key", s.Key
 }
 
-// newKeyFor returns the function that makes the key of a request, for a handler with the lines of an entry.
+// newKeyFor returns the function that makes the key of a request, for a handler with the lines of an entry. It
+// follows the file of the entry: a request has the key by the rules in force when it comes.
 func (s *Shape) newKeyFor(e *entry) (keyFunc, error) {
-	if s.fairInFile() {
-		return s.newFairKey(e)
+	if e.file == nil {
+		return s.newKey(new(config.Rules))
 	}
-	route, err := s.newRoute(e)
+	type ruledKey struct {
+		rules *config.Rules
+		of    keyFunc
+	}
+	rules := e.file.Rules()
+	first, err := s.newKey(rules)
 	if err != nil {
 		return nil, err
 	}
-	return s.newKey(route)
+	var made atomic.Pointer[ruledKey]
+	made.Store(&ruledKey{rules, first})
+	return func(r *http.Request, repl *caddy.Replacer) string {
+		k := made.Load()
+		if rules := e.file.Rules(); rules != k.rules {
+			// Several requests may do this at the same time, with one result. The last of them may
+			// have older rules than another; then the next request does it again.
+			changed, err := s.newKey(rules)
+			if err != nil {
+				e.log.Error("the keys are made as before", "error", err)
+				changed = k.of
+			}
+			k = &ruledKey{rules, changed}
+			made.Store(k)
+		}
+		return k.of(r, repl)
+	}, nil
 }
 
-// newKey returns the function that joins the parts of the key that the handler says.
-func (s *Shape) newKey(route keyFunc) (keyFunc, error) {
+// newKey returns the function that makes the key of a request by some rules, which may be empty. The part
+// route is the pattern that matches the request. Patterns come from routes, and from the same place in the
+// keys of the rules. So the number of routes is bounded, whatever clients ask for.
+func (s *Shape) newKey(rules *config.Rules) (keyFunc, error) {
 	field, parts := s.keyParts()
+	if s.fairInFile() {
+		by, _, _ := rules.Fair()
+		parts = fairParts(strings.Fields(by))
+	}
+	var route keyFunc
+	if place := slices.Index(parts, "route"); place >= 0 {
+		mux, err := rules.Routes(place, s.Routes...)
+		if err != nil {
+			return nil, fmt.Errorf("routes: %w", err)
+		}
+		route = withoutError(shaper.ByRoute(mux))
+	} else if len(s.Routes) > 0 && !s.fairInFile() { // A file may make route a part of the key later.
+		return nil, fmt.Errorf("routes: %q, but no part of the key is route", s.Routes)
+	}
 	return s.joinKey(field, parts, route)
 }
 
@@ -141,55 +179,4 @@ func hostOf(r *http.Request) string {
 		host = r.Host
 	}
 	return strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
-}
-
-// newRoute returns the function for the part route of a key: the pattern that matches a
-// request. Patterns come from routes, and from the same place in the keys of rules. So the
-// number of routes is bounded, whatever clients ask for. The rules belong to an entry; it may be
-// nil, and have none.
-func (s *Shape) newRoute(e *entry) (keyFunc, error) {
-	_, parts := s.keyParts()
-	place := slices.Index(parts, "route")
-	if s.fairInFile() {
-		return nil, nil // Whether it is a part of the key is up to the file.
-	}
-	if place < 0 {
-		if len(s.Routes) > 0 {
-			return nil, fmt.Errorf("routes: %q, but no part of the key is route", s.Routes)
-		}
-		return nil, nil
-	}
-	rules := new(config.Rules)
-	watched := e != nil && e.file != nil
-	if watched {
-		rules = e.file.Rules()
-	}
-	first, err := newRoutes(s.Routes, rules, place)
-	if err != nil {
-		return nil, err
-	}
-	var routes atomic.Pointer[shaper.KeyFunc]
-	routes.Store(&first)
-	if watched {
-		e.file.OnChange(func(rules *config.Rules) {
-			changed, err := newRoutes(s.Routes, rules, place)
-			if err != nil {
-				e.log.Error("the routes stay as they were", "error", err)
-				return
-			}
-			routes.Store(&changed)
-		})
-	}
-	return func(r *http.Request, repl *caddy.Replacer) string {
-		return withoutError(*routes.Load())(r, repl)
-	}, nil
-}
-
-// newRoutes returns the function that finds the pattern of a request.
-func newRoutes(routes []string, rules *config.Rules, place int) (shaper.KeyFunc, error) {
-	mux, err := rules.Routes(place, routes...)
-	if err != nil {
-		return nil, fmt.Errorf("routes: %w", err)
-	}
-	return shaper.ByRoute(mux), nil
 }

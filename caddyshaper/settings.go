@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"example.com/leakybucket/config"
 	"example.com/leakybucket/shaper"
 )
 
@@ -67,11 +68,7 @@ func (s *Shape) check() error {
 	if _, err := newCost(s.Cost, s.MaxCost); err != nil {
 		return err
 	}
-	route, err := s.newRoute(nil)
-	if err != nil {
-		return err
-	}
-	_, err = s.newKey(route)
+	_, err := s.newKey(new(config.Rules))
 	return err
 }
 
