@@ -308,24 +308,35 @@ func TestCallerThatGoesAtItsSlotHandsItOn(t *testing.T) {
 	})
 }
 
-// A caller that learns only after the next departure that it has gone gives nothing back: its unit is
-// due before the latest one that was used, and so would let the next request leave too early.
-func TestASlotThatComesBackAfterTheNextDepartureIsDropped(t *testing.T) {
+// A caller that learns after its slot that it has gone gives the slot to the next in line, wherever
+// in a lease its unit was. After the next departure it gives nothing back: its unit is due before the
+// latest one that was used, and so would let a request leave too early.
+func TestASlotComesBackUntilTheNextDeparture(t *testing.T) {
 	const all = 20
 	for gone := range all - 1 {
-		share(t, 1, "100/s depth 99", 0, func(p *processes) {
-			costs := slices.Repeat([]int{1}, all)
-			p.arrive(0, costs[:gone]...)
-			left := make(chan error, 1)
-			go func() { left <- p.wait(&slowToEnd{Context: context.Background(), takes: 12 * ms}, 0, 1) }()
-			synctest.Wait()
-			p.arrive(0, costs[gone+1:]...)
-			require.Equal(t, context.Canceled, <-left)
-			p.at(time.Second)
-			why := fmt.Sprint("without request ", gone)
-			requireSlots(t, slices.Delete(slotsOf(p.limits, costs), gone, gone+1), p.instants(), 60*ms, why)
-			require.Equal(t, uint64(1), p.all[0].Stats().Bucket.Dropped, why)
-		})
+		for _, late := range []time.Duration{5 * ms, 12 * ms} {
+			share(t, 1, "100/s depth 99", 0, func(p *processes) {
+				costs := slices.Repeat([]int{1}, all)
+				p.arrive(0, costs[:gone]...)
+				left := make(chan error, 1)
+				go func() { left <- p.wait(&slowToEnd{Context: context.Background(), takes: late}, 0, 1) }()
+				synctest.Wait()
+				p.arrive(0, costs[gone+1:]...)
+				require.Equal(t, context.Canceled, <-left)
+				p.at(time.Second)
+
+				slots, dropped := slotsOf(p.limits, costs), uint64(0)
+				if late < 10*ms {
+					slots[gone].Add(slots[gone], big.NewRat(int64(late), 1))
+					slots = slots[:all-1]
+				} else {
+					slots, dropped = slices.Delete(slots, gone, gone+1), 1
+				}
+				why := fmt.Sprintf("request %d goes %v after its slot", gone, late)
+				requireSlots(t, slots, p.instants(), 60*ms, why)
+				require.Equal(t, dropped, p.all[0].Stats().Bucket.Dropped, why)
+			})
+		}
 	}
 }
 
