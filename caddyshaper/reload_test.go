@@ -196,6 +196,19 @@ func TestRulesAreReadAgainWhenTheyChange(t *testing.T) {
 	require.Equal(t, "100/s depth 5", caddyshaper.Limits("line", "api"))
 }
 
+// A request of a route that nobody knows has the key "-", so a rule for a new route would be for nobody.
+func TestARouteThatAFileAddsIsInTheKeys(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	write := func(text string) { require.NoError(t, os.WriteFile(rules, []byte(text), 0o600)) }
+	write("default: 1000/s\nlimits:\n  GET %2Fa: 1000/s\n")
+	s := serve(t, "shape line {\n rules "+rules+"\n key route\n}\nrespond {http.shape.key}")
+	require.Equal(t, "GET %2Fa", s.get("/a").body)
+	require.Equal(t, "-", s.get("/b").body)
+	write("default: 1000/s\nlimits:\n  GET %2Fb: 1000/s\n")
+	realtime.Until(t, func() bool { return s.get("/b").body == "GET %2Fb" }, "the new route is a key")
+	require.Equal(t, "-", s.get("/a").body)
+}
+
 func TestALineOfTheSiteCanComeAndGoAndChange(t *testing.T) {
 	with := func(site string) string {
 		return "shape line {\n limits 100/s burst 100\n" + site + "\n}" + proxied
