@@ -161,9 +161,8 @@ func TestAFarServerIsReachedByAColdPool(t *testing.T) {
 	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(pgbucket.New(pool, table), "key"))
 	require.NoError(t, err)
 	defer s.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), realtime.Patience)
-	defer cancel()
+	// On a busy machine the calls may fail until requests are refused, so one request is not enough.
 	began := time.Now()
-	require.NoError(t, s.Wait(ctx))
+	realtime.Until(t, func() bool { return s.Wait(t.Context()) == nil }, "a request that leaves")
 	t.Logf("the first request left after %v, and %d calls that failed", time.Since(began), s.Stats().Bucket.Failures)
 }
