@@ -138,7 +138,7 @@ func randomGroup(chance *rand.Rand) ([]shaper.Limits, []arrival) {
 		case 0, 1:
 			arrivals[i].cost += chance.IntN(8)
 		case 2:
-			arrivals[i].cost = int(400 * 24 * time.Hour / steps[key])
+			arrivals[i].cost = tooCostly(steps[key])
 		}
 	}
 	return limits, arrivals
@@ -165,6 +165,14 @@ func randomLimits(chance *rand.Rand) (l shaper.Limits, step time.Duration) {
 		l.Rate = rate.Inf
 	}
 	return l, step
+}
+
+// tooCostly returns a cost of more than a year, or 1 if an int of 32 bits can't hold it.
+func tooCostly(step time.Duration) int {
+	if cost := 400 * 24 * time.Hour / step; cost <= math.MaxInt {
+		return int(cost)
+	}
+	return 1
 }
 
 // playedByGroup returns the fates of the arrivals at a Group in a bubble.
@@ -255,7 +263,7 @@ func randomLoad(chance *rand.Rand) (shaper.Limits, []replay.Request) {
 		case 0, 1:
 			r.Cost += chance.IntN(8)
 		case 2:
-			r.Cost = int(400 * 24 * time.Hour / step) // too costly
+			r.Cost = tooCostly(step)
 		}
 		switch chance.IntN(8) {
 		case 0:
