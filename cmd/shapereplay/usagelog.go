@@ -39,7 +39,9 @@ func (a *arguments) addQuota(flags *flag.FlagSet) {
 
 // setWeights reads weights such as gold=4,batch=1.
 func setWeights(to *quota.Setup, text string) error {
-	to.Weights = map[string]int{}
+	if to.Weights == nil {
+		to.Weights = map[string]int{}
+	}
 	for pair := range strings.SplitSeq(text, ",") {
 		i := strings.LastIndexByte(pair, '=')
 		if i < 0 {
@@ -48,6 +50,9 @@ func setWeights(to *quota.Setup, text string) error {
 		weight, err := strconv.Atoi(pair[i+1:])
 		if err != nil || weight < 1 || weight > 1000 {
 			return fmt.Errorf("%q: a weight must be from 1 to 1000", pair)
+		}
+		if _, twice := to.Weights[pair[:i]]; twice {
+			return fmt.Errorf("%q: the team has a weight already", pair)
 		}
 		to.Weights[pair[:i]] = weight
 	}

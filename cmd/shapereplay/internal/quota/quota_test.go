@@ -2,6 +2,7 @@ package quota_test
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/quota"
 	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/llm"
 )
 
@@ -102,7 +104,7 @@ func TestCallsCountAsTheirProviderCounts(t *testing.T) {
 		r := replayed(t, func(s *quota.Setup) { s.Provider, s.Quota = c.provider, c.quota }, two...)
 		require.Equal(t, simulate.Seconds(c.second), r.All.Now.WaitMax, c.provider)
 		require.Len(t, r.Limits, 1)
-		require.Equal(t, c.taken, r.Limits[0].Taken, c.provider)
+		require.EqualValues(t, c.taken, r.Limits[0].Taken, c.provider)
 	}
 }
 
@@ -120,7 +122,7 @@ func TestWhatALogCanNotTell(t *testing.T) {
 	require.Equal(t, 2, r.NotRun)
 	require.Equal(t, 1, r.All.Then.Refused)
 	require.EqualValues(t, 7200*time.Millisecond, r.All.Now.WaitMax, "three estimates of 2.4 s stand")
-	require.Equal(t, 7000, r.All.Tokens)
+	require.EqualValues(t, 7000, r.All.Tokens)
 }
 
 // The use of a quota is told on average and of the fullest minute.
@@ -137,4 +139,19 @@ func TestHowMuchOfAQuotaIsUsed(t *testing.T) {
 		{Limit: "tokens", Minute: 50_000, Taken: 100_000, Mean: 100_000 / span, Most: 50_000},
 	}, r.Limits)
 	require.EqualValues(t, 100*20_000, r.Settled.GivenBack)
+}
+
+// The tokens of a day may be more than 32 bits count, and a log may have nonsense.
+func TestSumsOfTokensDoNotOverflow(t *testing.T) {
+	for _, each := range []int{math.MaxInt32, math.MaxInt} {
+		large := call(0, "a")
+		large.Call.Estimate, large.Call.Actual = llm.Usage{Input: each}, llm.Usage{Input: each}
+		r := replayed(t, func(s *quota.Setup) { s.Quota.Input = 1000 }, large, large, large)
+		want := exact.Sum(int64(each), exact.Sum(int64(each), int64(each)))
+		require.Equal(t, want, r.All.Tokens)
+		for _, l := range r.Limits {
+			require.Equal(t, want, l.Taken, l.Limit)
+			require.Equal(t, int64(each), l.Most, l.Limit)
+		}
+	}
 }

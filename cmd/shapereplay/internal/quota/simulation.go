@@ -19,12 +19,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/shaper"
@@ -43,11 +45,13 @@ type Setup struct {
 // counted says what of a usage an API counts, as the providers of the gateway do. What is only like OpenAI's API is taken to
 // say nothing of what is left, so that calls settle with all that they have used.
 var counted = map[string]func(llm.Usage) llm.Usage{
-	"openai":            llm.OpenAI.Counted,
-	"openai-compatible": func(u llm.Usage) llm.Usage { return llm.Usage{Input: input(u), Output: u.Output} },
-	"anthropic":         llm.Anthropic.Counted,
-	"gemini":            llm.Gemini.Counted,
-	"bedrock":           llm.Bedrock.Counted,
+	"openai": llm.OpenAI.Counted,
+	"openai-compatible": func(u llm.Usage) llm.Usage {
+		return llm.Usage{Input: int(min(input(u), math.MaxInt)), Output: u.Output}
+	},
+	"anthropic": llm.Anthropic.Counted,
+	"gemini":    llm.Gemini.Counted,
+	"bedrock":   llm.Bedrock.Counted,
 }
 
 // Providers returns the names of the providers, in words.
@@ -80,7 +84,7 @@ type Simulation struct {
 	bucket  *replay.FairBucket
 	teams   map[string]*Team
 	result  Result
-	minutes map[time.Duration]*llm.Quota // what the calls that left in each minute have taken
+	minutes map[time.Duration]*amounts // what the calls that left in each minute have taken
 }
 
 // New returns a Simulation to which no call has come yet.
@@ -91,7 +95,7 @@ func New(s Setup) (*Simulation, error) {
 	}
 	return &Simulation{
 		setup: s, counted: counted[s.Provider], bucket: replay.NewFairBucket(replay.NewPlan(l)), teams: map[string]*Team{},
-		result: Result{Setup: s}, minutes: map[time.Duration]*llm.Quota{},
+		result: Result{Setup: s}, minutes: map[time.Duration]*amounts{},
 	}, nil
 }
 
@@ -126,7 +130,7 @@ func (s *Simulation) Arrive(r *accesslog.Record) {
 			for _, to := range []*Team{t, &s.result.All} {
 				to.Now.add(f.Result != replay.Departed, f.Waited)
 				if f.Result == replay.Departed {
-					to.Tokens += tokens(charged)
+					to.Tokens = exact.Sum(to.Tokens, tokens(charged))
 				}
 			}
 			if f.Result == replay.Departed {
@@ -151,42 +155,50 @@ func (s *Simulation) take(at time.Duration, u llm.Usage) {
 	s.result.until = max(s.result.until, at)
 	minute := s.minutes[at/time.Minute]
 	if minute == nil {
-		minute = new(llm.Quota)
+		minute = new(amounts)
 		s.minutes[at/time.Minute] = minute
 	}
-	for _, to := range []*llm.Quota{minute, &s.result.taken} {
-		to.Requests++
-		to.Tokens += tokens(u)
-		to.Input += input(u)
-		to.Output += max(0, u.Output)
+	minute.add(u)
+	s.result.taken.add(u)
+}
+
+// limitNames are the names of the limits that a quota may have.
+var limitNames = [...]string{"requests", "tokens", "input", "output"}
+
+// amounts are how much there is of what each of the limits counts, in the order of their names. The sums of a long
+// log may exceed 32 bits, and nonsense in a log 64: a sum that does not fit is the largest that does.
+type amounts [len(limitNames)]int64
+
+// add adds what a call takes.
+func (a *amounts) add(u llm.Usage) {
+	for i, n := range []int64{1, tokens(u), input(u), int64(max(0, u.Output))} {
+		a[i] = exact.Sum(a[i], n)
 	}
 }
 
-func input(u llm.Usage) int { return max(0, u.Input) + max(0, u.CacheRead) + max(0, u.CacheWrite) }
+// input returns the tokens of the input.
+func input(u llm.Usage) int64 {
+	cached := exact.Sum(int64(max(0, u.CacheRead)), int64(max(0, u.CacheWrite)))
+	return exact.Sum(int64(max(0, u.Input)), cached)
+}
 
-func tokens(u llm.Usage) int { return input(u) + max(0, u.Output) }
+// tokens returns the tokens of input and output together.
+func tokens(u llm.Usage) int64 { return exact.Sum(input(u), int64(max(0, u.Output))) }
 
 // Result lets all calls end, and returns what has become of them. No call may arrive any more.
 func (s *Simulation) Result() Result {
 	s.bucket.End()
 	r := &s.result
 	r.Settled = s.bucket.Settled()
-	for _, limit := range []struct {
-		name string
-		of   func(llm.Quota) int
-	}{
-		{"requests", func(q llm.Quota) int { return q.Requests }},
-		{"tokens", func(q llm.Quota) int { return q.Tokens }},
-		{"input", func(q llm.Quota) int { return q.Input }},
-		{"output", func(q llm.Quota) int { return q.Output }},
-	} {
-		l := Limit{Limit: limit.name, Minute: limit.of(s.setup.Quota), Taken: limit.of(r.taken)}
-		if l.Minute == 0 {
+	q := s.setup.Quota
+	for i, minute := range []int{q.Requests, q.Tokens, q.Input, q.Output} {
+		if minute == 0 {
 			continue
 		}
+		l := Limit{Limit: limitNames[i], Minute: minute, Taken: r.taken[i]}
 		l.Mean = float64(l.Taken) / max(r.until.Minutes(), 1)
-		for _, minute := range s.minutes {
-			l.Most = max(l.Most, limit.of(*minute))
+		for _, taken := range s.minutes {
+			l.Most = max(l.Most, taken[i])
 		}
 		r.Limits = append(r.Limits, l)
 	}
@@ -213,14 +225,14 @@ type Result struct {
 	NotRun      int // calls that were refused then, or whose client went
 
 	until time.Duration // when the last call left
-	taken llm.Quota
+	taken amounts
 }
 
 // A Team has what has become of the calls of a team.
 type Team struct {
 	Team   string  `json:"team"`
 	Weight int     `json:"weight"` // of all teams together: 0
-	Tokens int     `json:"tokens"` // of the calls that left, as the provider counts them
+	Tokens int64   `json:"tokens"` // of the calls that left, as the provider counts them
 	Now    Outcome `json:"now"`    // under the quota of the replay
 	Then   Outcome `json:"then"`   // as the log has it
 }
@@ -233,7 +245,7 @@ type Outcome struct {
 	WaitP99  simulate.Seconds `json:"wait_p99_s"`
 	WaitMax  simulate.Seconds `json:"wait_max_s"`
 
-	waited time.Duration // all together
+	waited simulate.Total
 	waits  simulate.Waits
 }
 
@@ -243,13 +255,13 @@ func (o *Outcome) add(refused bool, waited time.Duration) {
 		o.Refused++
 		return
 	}
-	o.waited += waited
+	o.waited += simulate.Total(waited)
 	o.waits.Add(waited)
 }
 
 // sumUp tells the waits of the calls that have been added.
 func (o *Outcome) sumUp() {
-	o.WaitMean = simulate.Seconds(o.waited / time.Duration(max(o.Calls-o.Refused, 1)))
+	o.WaitMean = o.waited.Mean(o.Calls - o.Refused)
 	o.WaitP99, o.WaitMax = simulate.Seconds(o.waits.Quantile(0.99)), simulate.Seconds(o.waits.Longest())
 }
 
@@ -257,7 +269,7 @@ func (o *Outcome) sumUp() {
 type Limit struct {
 	Limit  string  `json:"limit"`
 	Minute int     `json:"minute"` // how much it allows in one
-	Taken  int     `json:"taken"`
+	Taken  int64   `json:"taken"`
 	Mean   float64 `json:"mean"` // a minute, from the first arrival until the last call leaves; at least of a minute
-	Most   int     `json:"most"` // in a minute, counted from the first arrival; what left in the first may include a burst
+	Most   int64   `json:"most"` // in a minute, counted from the first arrival; what left in the first may include a burst
 }

@@ -168,8 +168,8 @@ func Requests(n int) string {
 }
 
 // Number returns a number with commas: 1,234,567.
-func Number(n int) string {
-	digits := strconv.Itoa(n)
+func Number[N int | int64](n N) string {
+	digits := strconv.FormatInt(int64(n), 10)
 	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
 		digits = digits[:i] + "," + digits[i:]
 	}

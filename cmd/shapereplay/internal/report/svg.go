@@ -191,7 +191,7 @@ func perSecond(rate float64) string {
 
 func threeDigits(n float64) string {
 	if n >= 100 {
-		return Number(int(math.Round(n)))
+		return Number(int64(math.Round(n)))
 	}
 	return fmt.Sprintf("%.3g", n)
 }

@@ -15,7 +15,6 @@ import (
 	"unicode/utf8"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
-	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 )
 
 // Print writes a document as text. Lines of tables may be long; less -S shows them.
@@ -110,10 +109,9 @@ func keysTable(title string, all []Key) string {
 	}
 	var rows [][]string
 	for _, k := range all {
-		mean := k.TotalWait / simulate.Seconds(max(k.AtOnce+k.Waited, 1))
 		rows = append(rows, []string{
 			Quoted(k.Key), ruleName(k.Rule), Number(k.Requests), Number(k.AtOnce), Number(k.Waited),
-			Refused(k.Refused, k.Requests), mean.String(), k.Longest.String(),
+			Refused(k.Refused, k.Requests), k.TotalWait.Mean(k.AtOnce + k.Waited).String(), k.Longest.String(),
 		})
 	}
 	return title + "\n" + Table([]string{"KEY", "RULE", " REQUESTS", " AT ONCE", " WAITED", " REFUSED", " MEAN WAIT", " LONGEST"}, rows)

@@ -244,7 +244,7 @@ type Count struct {
 	Refused   int     `json:"refused"`    // all of those that follow
 	QueueFull int     `json:"queue_full"` // as the line was full
 	TooLate   int     `json:"too_late"`   // as the wait would have been longer than the limits allow
-	TotalWait Seconds `json:"total_wait_s"`
+	TotalWait Total   `json:"total_wait_s"`
 	Longest   Seconds `json:"wait_max_s"`
 }
 
@@ -259,7 +259,7 @@ func (c *Count) add(f replay.Fate) {
 		c.TooLate++
 	case f.Waited > 0:
 		c.Waited++
-		c.TotalWait += Seconds(f.Waited)
+		c.TotalWait += Total(f.Waited)
 		c.Longest = max(c.Longest, Seconds(f.Waited))
 	default:
 		c.AtOnce++
@@ -277,6 +277,16 @@ func (c *Count) plus(other Count) {
 	c.TotalWait += other.TotalWait
 	c.Longest = max(c.Longest, other.Longest)
 }
+
+// A Total is the nanoseconds of many waits together. They may be more than the 292 years that a
+// [time.Duration] counts.
+type Total float64
+
+// Mean returns the mean of n waits, and 0 of none.
+func (t Total) Mean(n int) Seconds { return Seconds(float64(t) / float64(max(n, 1))) }
+
+// MarshalJSON returns the seconds as a number.
+func (t Total) MarshalJSON() ([]byte, error) { return json.Marshal(float64(t) / float64(time.Second)) }
 
 // A Seconds is a duration that is shown with three digits, and in JSON in seconds.
 type Seconds time.Duration
@@ -348,7 +358,7 @@ const maxBins = 240
 // A Bin counts the events in one piece of the time.
 type Bin struct {
 	Arrived, Left, Refused int
-	Waiting                time.Duration // of all that waited then, added up: divided by the width it is how many waited on average
+	Waiting                Total // of all that waited then: divided by the width it is how many waited on average
 }
 
 // A Series counts events over time. Bin i begins i widths after the first arrival of the log. The length of a
@@ -405,7 +415,7 @@ func (s *Series) add(at time.Duration, f replay.Fate) {
 	for at < leaves {
 		width := s.width
 		end := min(leaves, at-at%width+width)
-		s.bins[at/width].Waiting += end - at
+		s.bins[at/width].Waiting += Total(end - at)
 		at = end
 	}
 }

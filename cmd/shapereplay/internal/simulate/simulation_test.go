@@ -16,7 +16,7 @@ import (
 
 const (
 	ms   = time.Millisecond
-	wait = simulate.Seconds(ms)
+	wait = 1e6 // ns
 )
 
 var start = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
@@ -172,10 +172,27 @@ func TestSeriesHoldEveryRequest(t *testing.T) {
 				all.Refused += b.Refused
 				all.Waiting += b.Waiting
 			}
-			require.Equal(t, simulate.Bin{Arrived: r.Requests, Left: r.AtOnce + r.Waited, Refused: r.Refused, Waiting: time.Duration(r.TotalWait)}, all)
+			require.Equal(t, simulate.Bin{Arrived: r.Requests, Left: r.AtOnce + r.Waited, Refused: r.Refused, Waiting: r.TotalWait}, all)
 			require.LessOrEqual(t, at, r.Series.Width()*240)
 		}
 	}
+}
+
+// A duration ends after 292 years, and the waits of a long line together may take longer.
+func TestTheWaitsOfALongLineAddUp(t *testing.T) {
+	s := newSimulation(t, "default: 1/d depth 1000", simulate.Options{Series: true})
+	for _, key := range []string{"a", "b", "c"} {
+		come(s, 0, key, 366) // The last waits for 365 days, and all for 66,795.
+	}
+	const day = 24 * 3600e9
+	r := s.Result()
+	require.Equal(t, simulate.Total(3*66_795*day), r.All.TotalWait)
+	require.Equal(t, simulate.Seconds(183*day), r.All.TotalWait.Mean(r.All.Waited))
+	waiting := simulate.Total(0)
+	for _, b := range r.Rules[0].Series.Bins() {
+		waiting += b.Waiting
+	}
+	require.InEpsilon(t, float64(r.All.TotalWait), float64(waiting), 1e-9)
 }
 
 // Where an int has 32 bits, it counts the milliseconds of 25 days.
@@ -196,10 +213,10 @@ func TestSeriesTellWhen(t *testing.T) {
 	r := s.Result().Rules[0]
 	require.Equal(t, 64*ms, r.Series.Width())
 	require.Equal(t, []simulate.Bin{
-		{Arrived: 4, Left: 1, Refused: 1, Waiting: 2 * 64 * ms},
-		{Left: 1, Waiting: 36*ms + 64*ms},
-		{Waiting: 64 * ms},
-		{Left: 1, Waiting: 8 * ms},
+		{Arrived: 4, Left: 1, Refused: 1, Waiting: 2 * 64 * wait},
+		{Left: 1, Waiting: 36*wait + 64*wait},
+		{Waiting: 64 * wait},
+		{Left: 1, Waiting: 8 * wait},
 	}, r.Series.Bins()[:4])
 	require.Equal(t, simulate.Bin{Arrived: 2, Left: 2}, r.Series.Bins()[156])
 	require.Len(t, r.Series.Bins(), 157)
