@@ -283,8 +283,11 @@ func (c config) contradiction(inspectGiven bool) error {
 		noBurst = fmt.Sprintf("none is sent to -upstream %q", c.upstream)
 	}
 	switch {
-	case c.scene.hastened && newLimitsInfo(c.limits).unlimited:
+	case c.scene.speed > 0 && newLimitsInfo(c.limits).unlimited:
 		return fmt.Errorf("-%s needs a rate, and -limits %q have none", c.scene.flag, c.limits)
+	case c.scene.speed > 0 && hastened(c.limits, c.scene.speed).Validate() != nil:
+		return fmt.Errorf("-limits %q: too fast for -%s, which runs %d times as fast as the clock: the rate must be at most %d/s",
+			c.limits, c.scene.flag, c.scene.speed, 1_000_000_000/c.scene.speed)
 	case c.svg != "" && !c.shows():
 		return fmt.Errorf("-svg %q draws the burst, and %s", c.svg, noBurst)
 	case c.once && !c.shows():

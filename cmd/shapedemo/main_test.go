@@ -226,6 +226,8 @@ func TestWhatCannotBeFollowedIsToldInOneLine(t *testing.T) {
 		"outbound, svg":     {[]string{"-outbound", "-svg", "x.svg"}, []string{"-outbound", "-svg"}},
 		"fair, no rate":     {[]string{"-fair", "-limits", "inf depth 9"}, []string{"-fair", `"inf depth 9"`}},
 		"tokens, no rate":   {[]string{"-tokens", "-limits", "inf depth 9"}, []string{"-tokens", `"inf depth 9"`}},
+		"fair, too fast":    {[]string{"-fair", "-limits", "200000001/s"}, []string{"-fair", `"200000001/s depth 0"`, "200000000/s"}},
+		"tokens, too fast":  {[]string{"-tokens", "-limits", "40000000/s"}, []string{"-tokens", `"40000000/s depth 0"`, "33333333/s"}},
 		"cap on a burst":    {[]string{"-limits", "50/s depth 9 inflight 2"}, []string{"-limits", `"50/s depth 9 inflight 2"`, "-upstream"}},
 		"inspect, once":     {[]string{"-once", "-inspect", "127.0.0.1:0"}, []string{`-inspect "127.0.0.1:0"`, "-once"}},
 		"inspect, outbound": {[]string{"-outbound", "-inspect", ""}, []string{"-outbound", "-inspect"}},

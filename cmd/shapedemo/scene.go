@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
 )
@@ -30,16 +32,26 @@ type scene struct {
 	// alone is set if the program ends after the scene. Otherwise it serves the proxy,
 	// unless -once is set.
 	alone bool
-	// hastened is set if the time of the scene runs faster than the clock. Then there must be a rate.
-	hastened bool
+	// speed is how much faster than the clock the time of the scene runs; 0: it does not. If it does, there must be a
+	// rate, and the shapers of the scene have [hastened] limits.
+	speed int
 }
 
 // scenes are all scenes. The first one is shown if no flag asks for another.
 var scenes = []scene{
 	{limits: defaultLimits, flags: []string{"addr", "inspect", "burst", "vanish", "upstream", "svg"}, show: showBurst},
 	{flag: "outbound", limits: outboundLimits, flags: []string{"callers"}, show: showOutbound, alone: true},
-	{flag: "tokens", limits: tokensLimits, flags: []string{"svg"}, show: showTokens, alone: true, hastened: true},
-	{flag: "fair", limits: fairLimits, flags: []string{"svg"}, show: showFair, alone: true, hastened: true},
+	{flag: "tokens", limits: tokensLimits, flags: []string{"svg"}, show: showTokens, alone: true, speed: tokensSpeed},
+	{flag: "fair", limits: fairLimits, flags: []string{"svg"}, show: showFair, alone: true, speed: fairSpeed},
+}
+
+// hastened returns limits in a time that runs faster than the clock.
+func hastened(l shaper.Limits, speed int) shaper.Limits {
+	l.Rate *= rate.Limit(speed)
+	if l.MaxWait > 0 {
+		l.MaxWait = max(l.MaxWait/time.Duration(speed), 1) // 0 would be no bound.
+	}
+	return l
 }
 
 // limitsInfo has the consequences of limits for requests of cost 1.

@@ -102,9 +102,7 @@ func callBesideABurst(ctx context.Context, l shaper.Limits) (plain, fair fairRun
 // end of all.
 func runFair(ctx context.Context, l shaper.Limits, options ...shaper.Option) (r fairRun, err error) {
 	span := fairSpan(l)
-	l.Rate *= fairSpeed
-	l.MaxWait /= fairSpeed
-	s, err := shaper.New(l, options...)
+	s, err := shaper.New(hastened(l, fairSpeed), options...)
 	if err != nil {
 		return r, err
 	}

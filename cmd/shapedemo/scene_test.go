@@ -462,3 +462,11 @@ func TestTheSpanOfASlowBurstDoesNotOverflow(t *testing.T) {
 	require.Equal(t, 20*time.Second, fairSpan(limitsOf(t, fairLimits)))
 	require.Equal(t, 100*365*24*time.Hour, fairSpan(limitsOf(t, "1 per 365d")))
 }
+
+// The shortest wait in the time of a scene must not become none, which is no bound.
+func TestHastenedLimitsKeepTheirBound(t *testing.T) {
+	l := shaper.Limits{Rate: 50, Burst: 2, Depth: 9, MaxWait: 3}
+	require.Equal(t, shaper.Limits{Rate: 250, Burst: 2, Depth: 9, MaxWait: 1}, hastened(l, 5))
+	l.MaxWait = 0
+	require.Equal(t, shaper.Limits{Rate: 250, Burst: 2, Depth: 9}, hastened(l, 5))
+}

@@ -68,11 +68,9 @@ func showTokens(ctx context.Context, t *terminal, c config) (status int, err err
 
 // callForTokens calls in the three ways at once, each at an API of its own.
 func callForTokens(ctx context.Context, l shaper.Limits) (direct, unsettled, settled tokenRun, err error) {
-	l.Rate *= tokensSpeed
-	l.MaxWait /= tokensSpeed
 	var shapers [2]*shaper.Shaper
 	for i := range shapers {
-		if shapers[i], err = shaper.New(l); err != nil {
+		if shapers[i], err = shaper.New(hastened(l, tokensSpeed)); err != nil {
 			return direct, unsettled, settled, err
 		}
 		defer shapers[i].Close()
