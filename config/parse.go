@@ -255,7 +255,7 @@ func (p *parser) refuseReference(n *yaml.Node) {
 		p.report(n.Line, n.Column, "*"+n.Value, "aliases are not allowed: write it out")
 	case n.Anchor != "":
 		p.report(n.Line, n.Column, "&"+n.Anchor, "anchors are not allowed: write it out")
-	case n.Style&yaml.TaggedStyle != 0:
+	case n.Style&yaml.TaggedStyle != 0 || n.Tag == "!": // The latter makes a text of what follows, such as ~.
 		p.report(n.Line, n.Column, n.Tag, "tags are not allowed")
 	}
 }

@@ -122,6 +122,7 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"limits: {a: &x 1/s, b: *x}", "f:1:13: rule \"a\": \"&x\": anchors are not allowed: write it out\nf:1:24: rule \"b\": \"*x\": aliases are not allowed: write it out"},
 		{"limits: {a: !!str 1/s}", `f:1:13: rule "a": "!!str": tags are not allowed`},
 		{"limits: {a: !limits 1/s}", `f:1:13: rule "a": "!limits": tags are not allowed`},
+		{"limits: {! ~: 1/s, a: ! 1/s}", "f:1:10: \"!\": tags are not allowed\nf:1:23: rule \"a\": \"!\": tags are not allowed"},
 		// Not YAML, not text.
 		{"default: 1/s\nlimits: {a: 1/s", `f:2:9: "{a: 1/s": not YAML: did not find expected ',' or '}' (while parsing a flow mapping, line 2)`},
 		{"default: 1/s\n\tlimits: 2", "f:2:1: \"limits: 2\": not YAML: found a tab character that violates indentation (while scanning a plain scalar, line 1)"},
