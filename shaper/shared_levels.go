@@ -57,10 +57,14 @@ func newSharedLevels(d *dispatcher, o sharedOptions) *sharedLevels {
 	return s
 }
 
-// rateOf returns the [BucketRate] of a plan with a version.
+// maxVersion is the greatest version of a rate. No [Bucket] takes a greater one.
+const maxVersion = 1 << 53
+
+// rateOf returns the [BucketRate] of a plan with a version, or with the greatest one if that is
+// greater.
 func (s *sharedLevels) rateOf(p *plan, version int64) BucketRate {
 	r := s.rates.Of(p.limits.Rate, p.burst)
-	r.Version = version
+	r.Version = min(version, maxVersion)
 	return r
 }
 

@@ -159,7 +159,8 @@ func (o rateVersionOption) apply(to *options) {
 // called, or [Shaper.SetLimits] or [Group.Reload] later. So the rate that was set last is in
 // force, even if it is that of an old program which is started again while a new one runs. Where
 // that may happen, give each release a version of its own. Each SetLimits and Reload is then
-// a version too: one more than the latest.
+// a version too: one more than the latest. No version is greater than 2⁵³, so a rate with that
+// version stays in force.
 func WithRateVersion(v int64) Option { return common{rateVersionOption(v)} }
 
 type coldGuardOption time.Duration
@@ -214,7 +215,7 @@ func (o *options) validateShared(constructor string) error {
 		return fmt.Errorf("shaper: %s: WithDryRun can't be combined with a Bucket, as a shadow must not take what others need", constructor)
 	case s.fallback < 0:
 		return fmt.Errorf("shaper: %s: WithFallback is FallbackLocal(%d), must be of at least 1", constructor, s.fallback+1)
-	case s.versioned && (s.version < 1 || s.version > 1<<53):
+	case s.versioned && (s.version < 1 || s.version > maxVersion):
 		return fmt.Errorf("shaper: %s: WithRateVersion is %d, must be from 1 to 2⁵³", constructor, s.version)
 	case s.timed && (s.timeout < time.Millisecond || s.timeout > 10*time.Second):
 		return fmt.Errorf("shaper: %s: WithBucketTimeout is %v, must be from 1ms to 10s", constructor, s.timeout)

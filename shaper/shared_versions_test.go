@@ -113,6 +113,22 @@ func TestTheRateOfAClockThatIsAheadCanBeChanged(t *testing.T) {
 	})
 }
 
+// A version that no Bucket takes would be an outage of the key, for a change of its rate.
+func TestARateOfTheGreatestVersionStaysInForce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		first := sharedShaper(t, m, shaper.Limits{Rate: 10, Depth: 9}, shaper.WithRateVersion(1<<53))
+		other := sharedShaper(t, m, shaper.Limits{Rate: 20, Depth: 9})
+		for _, s := range []*shaper.Shaper{first, other, first, other} {
+			require.NoError(t, s.Wait(t.Context()))
+			require.NoError(t, s.SetLimits(shaper.Limits{Rate: 30, Depth: 9}))
+			require.NoError(t, s.Wait(t.Context()))
+			require.Equal(t, rate.Limit(10), s.Limits().Rate)
+			require.Zero(t, s.Stats().Bucket.Failures)
+		}
+	})
+}
+
 // Whoever changes its Depth alone must not put back an old rate.
 func TestUpdateLimitsKeepsTheRateOfAnotherProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
