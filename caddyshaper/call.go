@@ -121,6 +121,9 @@ var hooks = shaper.Trace{Departed: addWait, Refused: addWait, Abandoned: addWait
 func addWait(ctx context.Context, e shaper.Event) {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		c.waited += e.Waited
+		if c.told { // A gateway has sent the call before, and is about to do so again.
+			c.times.later(e.Waited)
+		}
 	}
 }
 

@@ -146,6 +146,25 @@ func TestACallIsSentAgainThroughHandlersThatChangeIt(t *testing.T) {
 	require.Equal(t, []string{"/openai/v1 line {}", "/openai/v1 line {}"}, bodies)
 }
 
+// The wait before a call is sent again does not use up Caddy's timeout for the answer.
+func TestTheTimeUntilACallIsSentAgainIsNotTakenOffTimeouts(t *testing.T) {
+	s := newSite(t)
+	s.global = "servers {\n timeouts {\n write 1s\n }\n }"
+	s.reload(quotaShape("requests 600", ""))
+	attempts := 0
+	s.upstream.serves(func(w http.ResponseWriter, _ *http.Request) {
+		if attempts++; attempts == 1 {
+			w.Header().Set("Retry-After-Ms", "1500")
+			w.WriteHeader(429)
+			return
+		}
+		_, _ = io.WriteString(w, "fine")
+	})
+	a := s.send(http.MethodPost, "/v1/x", strings.NewReader("{}"))
+	require.NoError(t, a.err)
+	require.Equal(t, "200 fine", fmt.Sprint(a.status, " ", a.body))
+}
+
 // A gateway reads of the body before the call has a place in line, so the timeout for bodies must hold: the length of
 // the line does not bound how many clients send a body slowly.
 func TestACallWhoseBodyDoesNotComeEndsWithTheTimeout(t *testing.T) {

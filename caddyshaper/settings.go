@@ -263,21 +263,35 @@ func hold(d *caddyhttp.IdleDeadline) (was time.Time) {
 	return was
 }
 
-// resume puts the deadlines back, later by the time of the wait.
+// resume puts the deadlines back, later by the time of the wait. It does nothing the second time.
 func (t *timeouts) resume() {
+	if t.from.IsZero() {
+		return
+	}
 	waited := time.Since(t.from)
 	if t.reader != nil {
-		release(&t.reader.Deadline, t.readBy, waited)
+		t.reader.Deadline.HardDeadline = t.readBy
 	}
 	if t.writer != nil {
-		release(&t.writer.Deadline, t.writeBy, waited)
+		t.writer.Deadline.HardDeadline = t.writeBy
 	}
-	*t = timeouts{}
+	t.from = time.Time{}
+	t.later(waited)
 }
 
-func release(d *caddyhttp.IdleDeadline, was time.Time, waited time.Duration) {
-	d.Start = d.Start.Add(waited)
-	if !was.IsZero() {
-		d.HardDeadline = was.Add(waited)
+// later moves the deadlines by the time of a wait.
+func (t *timeouts) later(waited time.Duration) {
+	if t.reader != nil {
+		postpone(&t.reader.Deadline, waited)
+	}
+	if t.writer != nil {
+		postpone(&t.writer.Deadline, waited)
+	}
+}
+
+func postpone(d *caddyhttp.IdleDeadline, by time.Duration) {
+	d.Start = d.Start.Add(by)
+	if !d.HardDeadline.IsZero() {
+		d.HardDeadline = d.HardDeadline.Add(by)
 	}
 }

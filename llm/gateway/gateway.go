@@ -265,7 +265,10 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 	}
 	a := c.attempt(w, r, next)
 	if a.mayBeSentAgain() {
-		switch err := c.enter(r.Context(), (*shaper.KeyLimiter).ReserveRetry); {
+		restart := suspendWriteTimeout(w, r)
+		err := c.enter(r.Context(), (*shaper.KeyLimiter).ReserveRetry)
+		restart()
+		switch {
 		case err == nil:
 			c.retried, c.reported = true, nil
 			clear(w.Header())
@@ -282,6 +285,18 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 	if a.captured != nil {
 		a.passOn(int64(a.captured.Len()))
 	}
+}
+
+// suspendWriteTimeout keeps the time in line before the second attempt from using up the server's timeout for the answer, as the
+// middleware does before the first one. Errors mean that an outer ResponseWriter hides the deadline, and nothing can be done.
+func suspendWriteTimeout(w http.ResponseWriter, r *http.Request) (restart func()) {
+	server, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
+	if !ok || server.WriteTimeout <= 0 {
+		return func() {}
+	}
+	control := http.NewResponseController(w)
+	_ = control.SetWriteDeadline(time.Time{}) // HTTP/2 resets the stream as soon as it passes.
+	return func() { _ = control.SetWriteDeadline(time.Now().Add(server.WriteTimeout)) }
 }
 
 // refused notes that the gateway has answered in the provider's place.

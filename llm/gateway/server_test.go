@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"net"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -147,3 +149,63 @@ func TestEventsPassWhenTheyComeAndClientsThatGoFreeTheirPlace(t *testing.T) {
 		_, _ = events.ReadString('\n') // the empty line
 	}
 }
+
+// The wait before a call is sent again does not use up the server's timeout for the answer, no more than the first one does.
+func TestNoWaitIsTakenOffTheServersTimeout(t *testing.T) {
+	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		synctest.Test(t, func(t *testing.T) {
+			attempts := 0
+			g := newRig(t, "openai", llm.Quota{Requests: 60}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if attempts++; attempts == 1 {
+					w.Header().Set("Retry-After", "30")
+					w.WriteHeader(http.StatusTooManyRequests)
+					return
+				}
+				time.Sleep(9 * time.Second)
+				_, _ = io.WriteString(w, "fine")
+			}), nil)
+			g.line.Hold(20 * time.Second)
+			client, conn := net.Pipe()
+			accepted := pipe{make(chan net.Conn, 1)} // one connection
+			accepted.conns <- conn
+			protocols := new(http.Protocols)
+			protocols.SetHTTP1(protocol == "HTTP/1.1")
+			protocols.SetUnencryptedHTTP2(protocol == "HTTP/2.0")
+			server := &http.Server{Handler: g, WriteTimeout: 10 * time.Second, Protocols: protocols}
+			go func() { _ = server.Serve(accepted) }()
+			transport := &http.Transport{
+				Protocols:   protocols,
+				DialContext: func(context.Context, string, string) (net.Conn, error) { return client, nil },
+			}
+			r := request(t.Context(), "openai", 10, 10, false)
+			r.URL.Scheme = "http"
+			response, err := transport.RoundTrip(r)
+			require.NoError(t, err, protocol)
+			require.Equal(t, protocol, response.Proto)
+			body, err := io.ReadAll(response.Body)
+			require.NoError(t, err, protocol)
+			require.Equal(t, "fine", string(body))
+			require.Equal(t, 59*time.Second, time.Since(epoch))
+			transport.CloseIdleConnections()
+			require.NoError(t, server.Close())
+		})
+	}
+}
+
+// A pipe is a listener of connections in memory.
+type pipe struct{ conns chan net.Conn }
+
+func (p pipe) Accept() (net.Conn, error) {
+	conn, ok := <-p.conns
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+
+func (p pipe) Close() error {
+	close(p.conns)
+	return nil
+}
+
+func (pipe) Addr() net.Addr { return &net.UnixAddr{Name: "gateway"} }
