@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -237,8 +238,9 @@ func (l *Ledger) newAccountLocked() *account {
 }
 
 // labelLocked returns the total of a team that has a label of its own; else nil. A label is kept, because a counter
-// of Prometheus must not shrink.
+// of Prometheus must not shrink. A label must be UTF-8, and a team whose name a caller has written need not be.
 func (l *Ledger) labelLocked(team string) *Total {
+	team = strings.ToValidUTF8(team, "\uFFFD")
 	t := l.labelled[team]
 	if t == nil && team != "" && team != otherTeam && len(l.labelled) < l.of.labels {
 		t = &Total{Team: team}

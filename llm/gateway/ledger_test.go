@@ -108,13 +108,13 @@ func TestTotalsHaveTheLabelsOfTheTeamsThatCameFirst(t *testing.T) {
 	l.Enter("early", 0, llm.Usage{Input: 1})
 	require.Equal(t, []gateway.Total{{Taken: took(1, 1, 1, 0)}}, l.Totals(), "no team has a label")
 	l.Label(2)
-	for _, team := range []string{"b", "a", "c", "other", "", "b"} {
+	for _, team := range []string{"b", "a\xff", "c", "other", "", "b"} {
 		l.Enter(team, 0, llm.Usage{Output: 10})
 		l.Refuse(team)
 	}
 	require.Equal(t, []gateway.Total{
 		{Team: "other", Taken: took(4, 31, 1, 30), Refused: 3},
-		{Team: "a", Taken: took(1, 10, 0, 10), Refused: 1},
+		{Team: "a\uFFFD", Taken: took(1, 10, 0, 10), Refused: 1}, // Prometheus takes no label that is not UTF-8.
 		{Team: "b", Taken: took(2, 20, 0, 20), Refused: 2},
 	}, l.Totals())
 }
