@@ -81,15 +81,15 @@ type openAIUsage struct {
 	} `json:"input_tokens_details"`
 }
 
-// usage returns the usage, if it is whole. Embeddings have no output, but a total. Cached
-// tokens are part of the prompt's.
+// usage returns the usage, if it is whole. Embeddings have no output, but a total. xAI leaves thoughts out of the output, but not out
+// of the total (github.com/vercel/ai/pull/12425, 2026-02). Cached tokens are part of the prompt's.
 func (o openAIUsage) usage() (u Usage, ok bool) {
 	input, output, cached := o.Prompt, o.Completion, o.PromptDetails.Cached
 	if !input.known {
 		input, output, cached = o.Input, o.Output, o.InputDetails.Cached
 	}
-	if !output.known && o.Total.known && o.Total.n >= input.n {
-		output = count{o.Total.n - input.n, true}
+	if rest := o.Total.n - input.n; o.Total.known && rest >= output.n {
+		output = count{rest, true}
 	}
 	if !input.known || !output.known {
 		return Usage{}, false

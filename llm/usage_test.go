@@ -37,6 +37,12 @@ func TestUsageOfBodiesAndEvents(t *testing.T) {
 			`{"type":"response.completed","response":{"usage":{"input_tokens":36,"output_tokens":87,"total_tokens":123}}}`,
 			llm.Usage{Input: 36, Output: 87}, true,
 		},
+		{
+			"xAI, with thoughts in the total alone", llm.OpenAI,
+			`{"usage":{"prompt_tokens":32,"completion_tokens":9,"total_tokens":135,"completion_tokens_details":{"reasoning_tokens":94}}}`,
+			llm.Usage{Input: 32, Output: 103}, true,
+		},
+		{"a total that is too small", llm.OpenAI, `{"usage":{"prompt_tokens":8,"completion_tokens":9,"total_tokens":9}}`, llm.Usage{Input: 8, Output: 9}, true},
 		{"Responses, begun", llm.OpenAI, `{"type":"response.created","response":{"usage":null}}`, llm.Usage{}, false},
 		{"more cached than there was", llm.OpenAI, `{"usage":{"prompt_tokens":8,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}}`, llm.Usage{CacheRead: 8, Output: 1}, true},
 		{"no output", llm.OpenAI, `{"usage":{"prompt_tokens":8}}`, llm.Usage{}, false},
