@@ -5,6 +5,8 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
+	"strings"
 )
 
 // kept is how much of the body of a request, and of one event of a response, is looked at.
@@ -37,6 +39,9 @@ type ask struct {
 // Images and the like count by their length too. A body that is not JSON, or longer than 1 MiB,
 // asks for nothing.
 func asked(r *http.Request) (input int, a ask, err error) {
+	if takesNone(r) {
+		return 0, ask{}, nil
+	}
 	head, length, err := peekRequest(r)
 	if err != nil {
 		return 0, ask{}, err
@@ -45,6 +50,22 @@ func asked(r *http.Request) (input int, a ask, err error) {
 		decode(head, &a)
 	}
 	return int(min((length+3)/4, math.MaxInt)), a, nil
+}
+
+// takesNone reports whether a request takes no tokens of a quota, however long its body is, so that it costs a request's share
+// alone: it counts the tokens of a prompt, for which no model runs, sends a file, or begins a batch. Providers have limits of their
+// own for these (docs.claude.com/en/api/rate-limits, platform.openai.com/docs/guides/batch, ai.google.dev/gemini-api/docs/rate-limits).
+func takesNone(r *http.Request) bool {
+	return r.URL != nil && slices.ContainsFunc(takingNone, func(end string) bool { return strings.HasSuffix(r.URL.Path, end) })
+}
+
+// takingNone are the ends of the paths of such requests.
+var takingNone = []string{
+	"/count_tokens", "/messages/batches", // Anthropic
+	"/responses/input_tokens",               // OpenAI
+	":countTokens", ":batchGenerateContent", // Gemini
+	"/count-tokens", // Bedrock
+	"/files",        // several
 }
 
 // Peek reads the beginning of the body of a request, at most 1 MiB of it, and reports whether that is the whole body. The

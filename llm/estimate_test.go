@@ -65,6 +65,13 @@ func TestEstimates(t *testing.T) {
 		{"no JSON", llm.OpenAI, "/v1/audio/transcriptions", strings.Repeat("\x00", 9), llm.Usage{Input: 3}},
 		{"cut off", llm.OpenAI, "/", `{"max_tokens":300`, llm.Usage{Input: 5}},
 		{"no body", llm.OpenAI, "/v1/models", "", llm.Usage{}},
+		{"Anthropic, tokens are counted", llm.Anthropic, "/v1/messages/count_tokens", padded(400, ""), llm.Usage{}},
+		{"Anthropic, a batch", llm.Anthropic, "/v1/messages/batches", padded(400, ""), llm.Usage{}},
+		{"OpenAI, tokens are counted", llm.OpenAI, "/v1/responses/input_tokens", padded(400, ""), llm.Usage{}},
+		{"OpenAI, a file", llm.OpenAI, "/v1/files", padded(400, ""), llm.Usage{}},
+		{"Gemini, tokens are counted", llm.Gemini, "/v1beta/models/m:countTokens", padded(400, ""), llm.Usage{}},
+		{"Gemini, a batch", llm.Gemini, "/v1beta/models/m:batchGenerateContent", padded(400, ""), llm.Usage{}},
+		{"Bedrock, tokens are counted", llm.Bedrock, "/model/m/count-tokens", padded(400, ""), llm.Usage{}},
 	} {
 		r, err := http.NewRequest(http.MethodPost, "http://api"+tt.path, strings.NewReader(tt.body))
 		require.NoError(t, err)
