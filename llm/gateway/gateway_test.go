@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -128,5 +130,24 @@ func TestAnAnswerPassesAsItIsAndSettles(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A record has the model that a call names in its body or path, and not what the path asks of the model.
+func TestARecordHasTheModel(t *testing.T) {
+	for _, c := range []struct{ method, path, body, model string }{
+		{"POST", "/v1/chat/completions", `{"model":"gpt-5"}`, "gpt-5"},
+		{"POST", "/v1beta/models/gemini-3:generateContent", "{}", "gemini-3"},
+		{"POST", "/v1beta/models/gemini-3:countTokens?key=k", "{}", "gemini-3"},
+		{"POST", "/v1/projects/p/locations/l/publishers/anthropic/models/claude@5:streamRawPredict", "{}", "claude@5"},
+		{"POST", "/model/anthropic.claude-v1%3A0/converse", "{}", "anthropic.claude-v1:0"},
+		{"POST", "/model/anthropic.claude-v1:0/converse", "{}", "anthropic.claude-v1:0"},
+		{"POST", "/openai/deployments/ours/chat/completions", "{}", "ours"},
+		{"GET", "/v1/models/llama3:latest", "", "llama3:latest"},
+		{"GET", "/v1/models", "", ""},
+	} {
+		g := newRig(t, "openai", llm.Quota{Requests: 100}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), nil)
+		g.call("gold", httptest.NewRequestWithContext(t.Context(), c.method, c.path, strings.NewReader(c.body)))
+		require.Equal(t, c.model, g.last(t).Model, c.path)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"time"
 
@@ -65,17 +66,19 @@ func modelOf(r *http.Request, body []byte) string {
 	var named struct{ Model string }
 	_ = json.Unmarshal(body, &named) // A body that is no such object names none.
 	if named.Model == "" {
-		named.Model = modelInPath(r.URL)
+		named.Model = modelInPath(r)
 	}
 	return named.Model[:min(len(named.Model), longestModel)]
 }
 
-func modelInPath(u *url.URL) string {
-	parts := strings.Split(u.EscapedPath(), "/")
+func modelInPath(r *http.Request) string {
+	parts := strings.Split(r.URL.EscapedPath(), "/")
 	for i, part := range parts[:len(parts)-1] {
 		if part == "models" || part == "model" || part == "deployments" {
-			name, _, _ := strings.Cut(parts[i+1], ":generateContent")
-			name, _, _ = strings.Cut(name, ":streamGenerateContent")
+			name := parts[i+1]
+			if r.Method == http.MethodPost {
+				name = methodOfGoogle.ReplaceAllString(name, "")
+			}
 			if plain, err := url.PathUnescape(name); err == nil {
 				return plain
 			}
@@ -83,6 +86,10 @@ func modelInPath(u *url.URL) string {
 	}
 	return ""
 }
+
+// methodOfGoogle is what stands behind the model in a path of Google's, such as :generateContent or :countTokens. Names of Bedrock's
+// models have a number behind a colon.
+var methodOfGoogle = regexp.MustCompile(`:[A-Za-z]+$`)
 
 // takenFor returns what is entered in the ledger for a call that has ended.
 func (g *Gateway) takenFor(estimate llm.Usage, m *llm.Meter) Taken {
