@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
 )
@@ -47,12 +45,15 @@ var scenes = []scene{
 
 // hastened returns limits in a time that runs faster than the clock.
 func hastened(l shaper.Limits, speed int) shaper.Limits {
-	l.Rate *= rate.Limit(speed)
+	l.Rate = times(l.Rate, speed)
 	if l.MaxWait > 0 {
 		l.MaxWait = max(l.MaxWait/time.Duration(speed), 1) // 0 would be no bound.
 	}
 	return l
 }
+
+// times returns n times a number, which may be of a type of another package.
+func times[N ~float64](number N, n int) N { return N(n) * number }
 
 // limitsInfo has the consequences of limits for requests of cost 1.
 type limitsInfo struct {
