@@ -257,6 +257,15 @@ func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 		r.until("frame", &f)
 		require.Equal(t, 1.0, f.Departures)
 		require.Zero(t, f.Refusals)
+
+		// Its totals begin at 0 each time, so they may be as great as they were before.
+		for range 50 {
+			r.until("frame", &f)
+		}
+		g.Allow("a")
+		r.until("frame", &f)
+		require.Equal(t, 1.0, f.Departures)
+		require.Equal(t, 1.0, f.Arrivals)
 	})
 }
 

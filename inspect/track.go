@@ -175,6 +175,9 @@ func (t *track) add(r reading, ok bool, now time.Time) (point, *point) {
 	if r.waiting > 0 {
 		t.waitedAt = now
 	}
+	if !ok { // The totals of the next bucket of the key begin at 0.
+		r.departed, r.refused, r.abandoned = 0, 0, 0
+	}
 	t.last = r
 	t.counts[t.taken%len(t.counts)] = latest
 	second := t.counts[max(t.taken-perSecond, 0)%len(t.counts)]
