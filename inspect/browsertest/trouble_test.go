@@ -135,12 +135,18 @@ func TestAClosedSourceIsShown(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	u := s.shaper("upstream", "50/s depth 100")
-	s.shaper("other", "50/s depth 100")
+	other := s.shaper("other", "50/s depth 100")
 	p := s.openPage(t, linkTo("source", "upstream"))
 	body := text("body")
 	require.NotContains(t, strings.ToLower(eval[string](p, body)), "closed")
 	require.NoError(t, u.Close())
 	await(p, "the page says so", body, func(shown string) bool { return strings.Contains(strings.ToLower(shown), "closed") })
+
+	require.NoError(t, other.Close())
+	p.shows("of another source too", "#reports", "“other”")
+	s.inspector.Remove("other")
+	await(p, "and no longer when that has gone", text("#reports"), func(shown string) bool { return !strings.Contains(shown, "other") })
+	p.shows("but of the one that is there", "#reports", "“upstream”")
 }
 
 // A link to the buckets of a source may be opened before the program has added it.

@@ -1,6 +1,7 @@
 package browsertest_test
 
 import (
+	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -48,4 +49,33 @@ func TestWhatIfComparesTheSameArrivals(t *testing.T) {
 	p.shows("a mistake is named", "#what-if-error", "column")
 	p.awaitTrue("and marked", `document.querySelector("#what-if [name=limits]").ariaInvalid === "true"`)
 	require.Empty(t, eval[[]string](p, foreign))
+}
+
+// What is asked of one bucket is not answered as of another, and not asked of it either.
+func TestWhatIfEndsWithTheBucket(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "200/s depth 100")
+	s.shaper("other", "10/s")
+	var limits []string // of each question
+	s.answerInstead("/api/v1/what-if", func(w http.ResponseWriter, r *http.Request) {
+		s.count(func() { limits = append(limits, r.FormValue("limits")) })
+		s.inspector.ServeHTTP(w, r)
+	})
+	asked := func() (so []string) {
+		s.count(func() { so = slices.Clone(limits) })
+		return so
+	}
+	p := s.openPage(t, linkTo("source", "upstream"))
+	s.every(20*time.Millisecond, func() { s.burst(u, 1) })
+	p.set("#what-if [name=limits]", "1/s depth 2")
+	p.click("#what-if button")
+	p.awaitTrue("the answer comes", `!document.querySelector("#what-if-answer").hidden`)
+	p.click(`#sources a[href*="other"]`)
+	p.shows("another bucket is open", "#selected", "other")
+	before := len(asked())
+	time.Sleep(3 * time.Second) // It asks every two.
+	require.Len(t, asked(), before)
+	require.True(t, eval[bool](p, `document.querySelector("#what-if-answer").hidden`))
+	require.Empty(t, eval[string](p, text("#what-if-error")))
 }

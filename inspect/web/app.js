@@ -220,7 +220,10 @@ function showSelected() {
   byId("now").classList.toggle("no-source", source == null);
   setText(byId("selected-of"), isKey ? `a bucket of ${source}` : source == null ? "" : isShaper(source) ? "one bucket" : "all its buckets together");
   document.title = source == null ? pageTitle : `${name} · ${pageTitle}`;
-  if (!isBucket()) return detail.close();
+  if (!isBucket()) {
+    whatIf.open(source, null);
+    return detail.close();
+  }
   for (const part of [detail, whatIf, control]) part.open(source, id ?? "");
 }
 

@@ -9,7 +9,6 @@ export class Reports {
   constructor(retry) {
     this.retry = retry;
     this.items = new Map(); // kind: element
-    this.known = new Map(); // sources by name, as they were told last
     this.latest = null; // ms, of the latest figures
     // What the server wrote into the page is told again: reports by the stream, and what is
     // wrong with the address by the table.
@@ -55,8 +54,7 @@ export class Reports {
 
   /** Shows which sources are closed, and whether those in line still leave. */
   sources(list) {
-    for (const source of list) this.known.set(source.name, source);
-    const closed = [...this.known.values()].filter((source) => source.closed);
+    const closed = list.filter((source) => source.closed);
     if (closed.length === 0) return this.clear("closed");
     this.set("closed", make("div", {}, ...closed.map(({ name, waiting }) => make("p", {}, make("strong", { text: `Source closed: “${name}”. ` }),
       waiting > 0 ? "It takes no more requests; those in line still leave." : "It takes no more requests, and nobody waits: the figures are its last."))));

@@ -17,9 +17,10 @@ export class WhatIf {
     });
   }
 
-  /** The bucket to ask about; another one than before clears the answer. */
+  /** The bucket to ask about; another one than before, or none (id null), clears the answer. */
   open(source, id) {
     if (this.source === source && this.id === id) return;
+    this.stop();
     Object.assign(this, { source, id, limits: "" });
     this.form.elements.limits.value = "";
     this.show(null);
