@@ -303,3 +303,43 @@ func TestConcurrentChangesEndWithWhatWasInForce(t *testing.T) {
 		require.Zero(t, st.HeldUntil, "key %d", key)
 	}
 }
+
+// A key that shares its bucket, because there are too many, has no bucket of its own to look at. It
+// can be held, with the others, and the hold is known and ends as any other.
+func TestAKeyThatSharesItsBucketIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := made.Group[string](t, "1/s depth 9", shaper.WithMaxKeys(1))
+		c := newConsole(t, inspect.OfGroup(g))
+		require.True(t, g.Allow("own"))
+		g.Hold("own", 24*time.Hour) // so that it is not deleted
+		leaves := func() time.Duration {
+			wait, err := g.Forecast("shares", 1)
+			require.NoError(t, err)
+			return wait
+		}
+		require.Zero(t, leaves())
+		hold := func(span time.Duration) change {
+			return c.post(t, "/api/hold", fmt.Sprintf(`{"source":"one","key":"shares","for":"%v"}`, span))
+		}
+		done := hold(10 * time.Minute)
+		require.Contains(t, done.What, "the keys that share its bucket")
+		require.Equal(t, time.Now().Add(10*time.Minute), done.Until.Local())
+		require.Equal(t, 10*time.Minute, leaves())
+		require.Equal(t, time.Now().Add(10*time.Minute), hold(time.Minute).Until.Local(), "the longer one counts")
+		inForce, _ := c.recorded(t, "")
+		require.Len(t, inForce, 1)
+
+		require.Equal(t, "released", c.post(t, "/api/release", `{"source":"one","key":"shares"}`).What)
+		require.Zero(t, leaves())
+		hold(10 * time.Minute)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		require.Zero(t, leaves())
+		_, past := c.recorded(t, "")
+		require.Equal(t, "ended", *past[0].Outcome)
+
+		hold(10 * time.Minute)
+		require.NoError(t, c.Close())
+		require.Zero(t, leaves(), "a hold ends with the Inspector")
+	})
+}

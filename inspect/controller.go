@@ -56,8 +56,9 @@ type activeChange struct {
 
 	given, before setting // of a change of limits: its own, and the one that it replaced
 
-	until time.Time // of a hold: when the line is to be released
-	own   bool      // of a hold: until is the end of a hold by the controller, and not of one by others
+	until  time.Time // of a hold: when the line is to be released
+	own    bool      // of a hold: until is the end of a hold by the controller, and not of one by others
+	shares bool      // of a hold: its key shares a bucket, so that nobody tells until when the line is held
 }
 
 func newController(logger *slog.Logger, announce func(changeKey, change)) *controller {
@@ -166,25 +167,32 @@ func (c *controller) hold(want command) (change, error) {
 	}
 	want.ref.hold(want.span)
 	now := time.Now()
-	st, _ := want.ref.stats()
-	if !st.HeldUntil.After(now) {
+	what, a := "held", &activeChange{ref: want.ref}
+	if st, inUse := want.ref.stats(); inUse {
+		a.until = st.HeldUntil
+	} else if _, err := limitsNow(want.ref); err == nil {
+		what, a.until, a.shares = "held, with the keys that share its bucket because there are too many", now.Add(want.span), true
+		if earlier != nil && earlier.until.After(a.until) {
+			a.until = earlier.until
+		}
+	}
+	if !a.until.After(now) {
 		return change{}, &failure{Status: http.StatusConflict, Message: "the line of this bucket can't be held: its limits can't be had, or it is closed"}
 	}
-	until := st.HeldUntil
-	a := &activeChange{record: newRecord("hold", want.of, want.who, until), ref: want.ref, until: until}
-	a.own = !until.After(now.Add(want.span)) || earlier != nil && earlier.own && earlier.until.Equal(until)
+	a.record = newRecord("hold", want.of, want.who, a.until)
+	a.own = !a.until.After(now.Add(want.span)) || earlier != nil && earlier.own && earlier.until.Equal(a.until)
 	a.end = func(closing bool) (what, outcome string, err error) {
 		st, _ := want.ref.stats()
 		switch {
-		case closing && a.own && st.HeldUntil.Equal(until):
+		case closing && a.own && (a.shares || st.HeldUntil.Equal(a.until)):
 			want.ref.hold(0)
 		case st.HeldUntil.After(time.Now()):
 			return "the hold has ended; others hold the line until " + st.HeldUntil.UTC().Format(time.RFC3339Nano), over, nil
 		}
 		return "the hold has ended", over, nil
 	}
-	c.start(key, a, until)
-	return c.tell(key, want.who, "held", a.record), nil
+	c.start(key, a, a.until)
+	return c.tell(key, want.who, what, a.record), nil
 }
 
 // release ends all holds of a line, whoever set them.
@@ -201,7 +209,7 @@ func (c *controller) release(want command) (change, error) {
 		r = a.record
 	}
 	st, _ := want.ref.stats()
-	held := st.HeldUntil.After(time.Now())
+	held := st.HeldUntil.After(time.Now()) || a != nil && a.shares
 	want.ref.hold(0)
 	c.stop(key)
 	what := "released"

@@ -429,3 +429,26 @@ func TestACursorOfAnotherOrderIsRefused(t *testing.T) {
 		require.Contains(t, w.Body.String(), `of a list sorted by \"key\", not by \"`+sort+`\"`)
 	}
 }
+
+// Without a rate a cap alone makes requests wait, and their line may be full.
+func TestALineWithoutARateIsFilled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := made.Shaper(t, "inf depth 3 inflight 1")
+		i := show(t, "one", inspect.Of(s))
+		release, err := s.Acquire(t.Context(), 1)
+		require.NoError(t, err)
+		for range 3 {
+			go func() {
+				if release, err := s.Acquire(t.Context(), 1); err == nil {
+					release()
+				}
+			}()
+		}
+		synctest.Wait()
+		require.Equal(t, 0.75, listOf(t, i, "fill_gt=0.5").Buckets[0].Fill)
+		release()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		require.Empty(t, listOf(t, i, "fill_gt=0").Buckets)
+	})
+}

@@ -164,9 +164,6 @@ func (r *row) levelAt(at time.Time) float64 {
 // fillOf returns how much of the bucket and its line a level and those that wait take, from 0
 // to 1.
 func (r *row) fillOf(level float64) float64 {
-	if r.limits.rate == nil {
-		return 0
-	}
 	return min((level+float64(r.waiting))/r.limits.capacity, 1)
 }
 

@@ -152,10 +152,10 @@ function showFrame() {
 }
 
 /** What a point of the history tells of the level and the line, as a row of the table has it. */
-function levelAt({ waiting, level, rate: drain }) {
+function levelAt({ waiting, level }) {
   const room = Math.max(1, bucket.burst) + bucket.depth;
   const oldest = bucket.waiting > 0 ? bucket.oldest_wait_s : null; // not known if nobody waited when the bucket was told
-  return { waiting, oldest_wait_s: oldest, level: level ?? bucket.level, fill: drain == null ? 0 : Math.min(1, ((level ?? 0) + waiting) / room) };
+  return { waiting, oldest_wait_s: oldest, level: level ?? bucket.level, fill: Math.min(1, ((level ?? 0) + waiting) / room) };
 }
 
 function showSlowly() {
