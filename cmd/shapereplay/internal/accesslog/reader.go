@@ -360,7 +360,10 @@ func (s *Stats) add(b Broken, line []byte) {
 	}
 }
 
-const excerptWidth = 120 // characters
+const (
+	excerptWidth = 120 // characters
+	excerptBytes = excerptWidth * utf8.UTFMax
+)
 
 // excerpt returns the beginning of a line as it may be shown on a terminal: a client
 // writes part of the log, so it may try to write to the terminal of whoever reads it.

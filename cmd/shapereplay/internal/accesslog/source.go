@@ -66,6 +66,7 @@ type source struct {
 
 	heads     headChain // that its lines have
 	headNames string
+	begins    []byte // of the line behind its heads, as a parser may change the line
 
 	newest int64 // the latest stamp that it has had
 }
@@ -187,6 +188,7 @@ func (s *source) next(e *entry, st *Stats, usable func(*entry) Reason) error {
 		if len(line) == 0 {
 			continue
 		}
+		s.begins = append(s.begins[:0], line[:min(len(line), excerptBytes)]...)
 		*e = entry{}
 		if reason == "" {
 			reason = s.parser.parse(line, e)
@@ -204,7 +206,7 @@ func (s *source) next(e *entry, st *Stats, usable func(*entry) Reason) error {
 			}
 			return nil
 		}
-		st.add(Broken{File: s.name, Line: s.line, Reason: reason}, line)
+		st.add(Broken{File: s.name, Line: s.line, Reason: reason}, s.begins)
 	}
 }
 
