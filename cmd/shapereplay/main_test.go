@@ -312,6 +312,26 @@ func TestTheTableIsPrintedThoughAFileCannotBeWritten(t *testing.T) {
 	}
 }
 
+// A pipe that nobody reads ends the program at the first write, as of | head -1.
+func TestFilesAreWrittenBeforeAnythingIsPrinted(t *testing.T) {
+	rules, to := file(t, "shaper.yaml", twoMayWait), t.TempDir()
+	svg, export := filepath.Join(to, "r.svg"), filepath.Join(to, "block.txt")
+	out := written(func() {
+		require.FileExists(t, svg)
+		require.FileExists(t, export)
+	})
+	status := run(t.Context(), []string{"-rules", rules, "-svg", svg, "-export", export}, streams{in: strings.NewReader(fiveAtOnce), out: out, err: io.Discard})
+	require.Equal(t, exitOK, status)
+}
+
+// A written is called when something is written to it.
+type written func()
+
+func (w written) Write(p []byte) (int, error) {
+	w()
+	return len(p), nil
+}
+
 // A removing removes a folder while a log is read.
 type removing struct {
 	io.Reader

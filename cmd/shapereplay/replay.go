@@ -205,9 +205,9 @@ func (a *arguments) document(ctx context.Context, result simulate.Result, maker 
 }
 
 // write writes all outputs that were asked for: also those that come after one that can't be
-// written.
+// written. The files come first, as the program ends when nobody reads what it prints.
 func (a *arguments) write(s streams, d *report.Document, result *simulate.Result) error {
-	errs := []error{a.print(s, d)}
+	var errs []error
 	if a.svg != "" {
 		errs = append(errs, os.WriteFile(a.svg, []byte(report.SVG(d)), 0o644))
 	}
@@ -218,7 +218,7 @@ func (a *arguments) write(s streams, d *report.Document, result *simulate.Result
 		}
 		errs = append(errs, os.WriteFile(a.export, []byte(list), 0o644))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, a.print(s, d))...)
 }
 
 // print prints the document in the form that was asked for.
