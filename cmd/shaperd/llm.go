@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -47,7 +48,14 @@ shaperd run. --demo shows it all with a provider in memory and ten clients.`,
 		Flags: llmFlags(),
 		Func:  serveLLM,
 	})
+	caddy.RegisterNetwork(ownPort, func(ctx context.Context, _, host, port string, _ uint, c net.ListenConfig) (any, error) {
+		return c.Listen(ctx, "tcp", net.JoinHostPort(host, port))
+	})
 }
+
+// ownPort is the network of the command's listeners: no other process may listen at their ports. Those of Caddy share a port with
+// other processes, and each connection reaches one of them, so two gateways by mistake would pass twice the quota on.
+const ownPort = "shaperd"
 
 func llmFlags() *flag.FlagSet {
 	fs := flag.NewFlagSet(llmCommand, flag.ExitOnError)
@@ -119,6 +127,9 @@ var upstreams = map[string]string{
 
 // readLLM reads the flags. Its errors name the flag and quote its value.
 func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
+	if f.NArg() > 0 {
+		return o, fmt.Errorf("%q: the command takes flags alone", f.Arg(0))
+	}
 	o = llmOptions{
 		provider: f.String("provider"),
 		quota:    llm.Quota{Requests: f.Int("requests"), Tokens: f.Int("tokens"), Input: f.Int("input"), Output: f.Int("output")},
@@ -160,11 +171,14 @@ func (o *llmOptions) checkNumbers() error {
 		n    int
 	}{
 		{"requests", o.quota.Requests}, {"tokens", o.quota.Tokens}, {"input", o.quota.Input}, {"output", o.quota.Output},
-		{"depth", o.depth}, {"inflight", o.inflight}, {"team-metrics", o.teamMetrics},
+		{"inflight", o.inflight}, {"team-metrics", o.teamMetrics},
 	} {
 		if n.n < 0 {
 			return fmt.Errorf("--%s: %d, must not be negative", n.flag, n.n)
 		}
+	}
+	if o.depth < 1 {
+		return fmt.Errorf("--depth: %d, must be at least 1", o.depth)
 	}
 	if o.quota == (llm.Quota{}) {
 		return errors.New("the quota is missing: say --requests, --tokens, --input or --output, as on the provider's page, or --demo to look at it first")
@@ -263,10 +277,18 @@ func (o *llmOptions) checkAddresses() error {
 			return fmt.Errorf("--%s: %q, must be an address and a port, such as 127.0.0.1:8080", a.flag, a.address)
 		}
 	}
-	if o.listen == o.page {
+	if o.page != "" && overlap(o.listen, o.page) {
 		return fmt.Errorf("--page: %q, must not be the address of --listen", o.page)
 	}
 	return nil
+}
+
+// overlap reports whether a connection may be meant for both of two addresses, which have been checked.
+func overlap(a, b string) bool {
+	hostA, portA, _ := net.SplitHostPort(a)
+	hostB, portB, _ := net.SplitHostPort(b)
+	isAny := func(host string) bool { return host == "" || net.ParseIP(host).IsUnspecified() }
+	return portA == portB && (hostA == hostB || isAny(hostA) || isAny(hostB))
 }
 
 // hostLine tells the upstream its own name. With https Caddy does that by itself, and warns of the line.
@@ -442,7 +464,11 @@ func (o *llmOptions) start() error {
 	log := config["logging"].(map[string]any)["logs"].(map[string]any)["default"].(map[string]any)
 	log["level"], log["exclude"] = "WARN", []string{"admin"}
 	for _, server := range config["apps"].(map[string]any)["http"].(map[string]any)["servers"].(map[string]any) {
-		server.(map[string]any)["protocols"] = []string{"h1", "h2c"} // The others need TLS, and Caddy would warn of that.
+		server := server.(map[string]any)
+		server["protocols"] = []string{"h1", "h2c"} // The others need TLS, and Caddy would warn of that.
+		for i, address := range server["listen"].([]any) {
+			server["listen"].([]any)[i] = ownPort + "/" + address.(string)
+		}
 	}
 	if adapted, err = json.Marshal(config); err != nil {
 		return err

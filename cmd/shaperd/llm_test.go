@@ -41,6 +41,10 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 		`--listen: "8080", must be an address and a port`:                     {"--listen", "8080"},
 		`--page: "127.0.0.1:0", must be an address and a port`:                {"--page", "127.0.0.1:0"},
 		`--page: "127.0.0.1:8080", must not be the address of --listen`:       {"--page", "127.0.0.1:8080"},
+		`--page: "127.0.0.1:8081", must not be the address of --listen`:       {"--listen", ":8081"},
+		`--page: "[::]:8080", must not be the address of --listen`:            {"--page", "[::]:8080"},
+		`--depth: 0, must be at least 1`:                                      {"--depth", "0"},
+		`"gold": the command takes flags alone`:                               {"gold"},
 		`invalid argument "1ms" for "--keepalive" flag: must be at least 1s`:  {"--keepalive=1ms"},
 		`--upstream: "http://x", but the provider of the demonstration`:       {"--demo", "--upstream", "http://x"},
 	} {
@@ -161,6 +165,18 @@ func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
 	require.Contains(t, string(text), `"team":"gold"`)
 	for _, secret := range []string{"a prompt", "a token", "the key"} {
 		require.NotContains(t, string(text)+p.Output(), secret)
+	}
+}
+
+// Two gateways at one port would each get a part of the calls, and pass twice the quota on.
+func TestASecondGatewayAtAPortDoesNotStart(t *testing.T) {
+	listen := freeAddress(t)
+	args := []string{"llm", "--upstream", "http://127.0.0.1:1", "--requests", "600", "--page", "off", "--listen"}
+	start(t, append(args, listen)...).Says("take turns")
+	for _, second := range []string{listen, port(t, listen)} {
+		status, text := do(t, append(args, second)...)
+		require.Equal(t, 1, status)
+		require.Contains(t, text, "address already in use")
 	}
 }
 
