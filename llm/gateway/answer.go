@@ -82,7 +82,8 @@ func (a *answer) WriteHeader(status int) {
 	if n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64); err == nil {
 		a.length = n
 	}
-	if n, ok := c.g.config.Quota.Scarcest(c.g.dialect.provider.Left(h)); ok {
+	if n, ok := c.g.config.Quota.Scarcest(c.g.dialect.provider.Left(h)); ok && n < millionths {
+		// A whole minute's quota may be more than that of this Gateway, if the line has another quota since.
 		c.g.config.Line().AtMost(c.g.scaled(n, math.Floor))
 	}
 	if a.captured == nil {

@@ -110,8 +110,11 @@ func (g *Gateway) Begin() {
 // Ledger returns the Ledger in which the Gateway counts.
 func (g *Gateway) Ledger() *Ledger { return g.config.Ledger }
 
+// millionths is how many of its own cost units package llm divides a minute's quota into.
+const millionths = 1_000_000
+
 // minute returns how many cost units a minute's quota has.
-func (g *Gateway) minute() float64 { return 1e6 * g.config.Scale }
+func (g *Gateway) minute() float64 { return millionths * g.config.Scale }
 
 // cost returns what a call costs in the line.
 func (g *Gateway) cost(u llm.Usage) int { return g.scaled(g.config.Quota.Cost(u), math.Ceil) }

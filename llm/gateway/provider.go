@@ -56,7 +56,7 @@ func (g *Gateway) setLeft(h http.Header) {
 		return
 	}
 	st := g.config.Line().Stats()
-	free := max(0, float64(max(1, st.Limits.Burst))-st.Level)
+	free := min(max(0, float64(max(1, st.Limits.Burst))-st.Level), g.minute())
 	if st.Waiting > 0 || !st.HeldUntil.IsZero() {
 		free = 0
 	}

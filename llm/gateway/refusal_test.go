@@ -233,6 +233,24 @@ func TestTheBucketFollowsWhatTheProviderSaysIsLeft(t *testing.T) {
 	})
 }
 
+// A call that began before the quota was raised may hear of more than it knows of. That says nothing of a bucket that has grown since.
+func TestWhatIsLeftOfALargerQuotaLowersNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := llm.Quota{Requests: 50}
+		var g *rig
+		g = newRig(t, "openai", q, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			limits, err := gateway.Limits(llm.Quota{Requests: 500}, gateway.Scale(q, llm.Quota{Requests: 500}), 30*time.Second, 1000)
+			require.NoError(t, err)
+			require.NoError(t, g.line.SetLimits(limits))
+			w.Header().Set("X-Ratelimit-Remaining-Requests", "490")
+			w.WriteHeader(200)
+		}), nil)
+		w := g.call("gold", request(t.Context(), "openai", 10, 10, false))
+		require.InDelta(t, 20_000, g.line.Stats().Level, 0)
+		require.Equal(t, "50", w.Header().Get("X-Ratelimit-Remaining-Requests"), "of 50, as the call knows of no more")
+	})
+}
+
 // After a 429 all calls wait for as long as it asks, and the call itself is sent again ahead of its team's others.
 func TestARefusalOfTheProviderHoldsTheLineAndIsSentAgain(t *testing.T) {
 	for name, refusal := range map[string]struct {
