@@ -51,7 +51,10 @@ const everySoOften = time.Second
 func (t *Teams) Of(r *http.Request) (team string, ok bool) {
 	t.refresh()
 	query := r.URL.Query()
-	bearer, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	bearer := r.Header.Get("Authorization")
+	if scheme, token, _ := strings.Cut(bearer, " "); strings.EqualFold(scheme, "Bearer") {
+		bearer = token
+	}
 	for _, token := range []string{bearer, r.Header.Get("X-Api-Key"), r.Header.Get("X-Goog-Api-Key"), r.Header.Get("Api-Key"), query.Get("key")} {
 		if team, ok = t.owner(token); ok {
 			break
@@ -116,7 +119,7 @@ func (t *Teams) readLocked() error {
 		return err
 	}
 	named := map[[sha256.Size]byte]string{}
-	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines := bufio.NewScanner(bytes.NewReader(bytes.TrimPrefix(text, []byte("\ufeff")))) // Some editors write a byte order mark.
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || line[0] == '#' {

@@ -25,12 +25,12 @@ func teamLine(team, token string) string {
 // A token may stand where a key of a provider may, and does not go on from there.
 func TestATokenNamesItsTeamAndGoesNoFurther(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "teams")
-	require.NoError(t, os.WriteFile(file, []byte("# teams\n\n"+teamLine("gold", "secret")+teamLine("gold", "next")+teamLine("batch", "b")), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("\ufeff"+teamLine("gold", "secret")+"# teams\r\n\n"+teamLine("gold", "next")+teamLine("batch", "b")), 0o600))
 	teams, err := gateway.OpenTeams(file, nil)
 	require.NoError(t, err)
 	for _, c := range []struct{ field, value, path, team, passed string }{
 		{"Authorization", "Bearer secret", "/v1", "gold", "/v1"},
-		{"Authorization", "Bearer next", "/v1", "gold", "/v1"},
+		{"Authorization", "bearer next", "/v1", "gold", "/v1"},
 		{"X-Api-Key", "b", "/v1", "batch", "/v1"},
 		{"X-Goog-Api-Key", "b", "/v1", "batch", "/v1"},
 		{"Api-Key", "b", "/v1", "batch", "/v1"},
