@@ -3,6 +3,7 @@ package caddyshaper
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"time"
@@ -87,3 +88,14 @@ func NewRedisLog(log *slog.Logger) func(ctx context.Context, format string, args
 
 // FairStats returns the state of the line of fair queueing of a name.
 func FairStats(name string) shaper.Stats { return known.latest(name, nil).fair.Load().Stats() }
+
+// WriteUsage writes lines of a usage log, and returns how many were written without an error.
+func WriteUsage(to io.WriteCloser, lines ...string) (written int) {
+	u := &usageLog{to: to}
+	for _, line := range lines {
+		if u.write([]byte(line+"\n")) == nil {
+			written++
+		}
+	}
+	return written
+}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -101,6 +102,9 @@ func (s *Shape) withoutQuota() error {
 	return nil
 }
 
+// fieldsOfKeys matches the part of a key that is one of the fields in which callers send their keys, or has it as a placeholder.
+var fieldsOfKeys = regexp.MustCompile(`(?i)^header:(authorization|(x-(goog-)?)?api-key)$|header\.(authorization|(x-(goog-)?)?api-key)\b`)
+
 // readQuota checks what is said of a quota, and what stands beside it.
 func readQuota(s *Shape, set *settings) error {
 	if s.Quota == nil {
@@ -136,8 +140,7 @@ func readQuota(s *Shape, set *settings) error {
 		parts = s.Fair.By
 	}
 	for _, part := range parts {
-		name, isHeader := strings.CutPrefix(strings.ToLower(part), "header:")
-		if isHeader && slices.Contains([]string{"authorization", "x-api-key", "x-goog-api-key", "api-key"}, name) {
+		if fieldsOfKeys.MatchString(part) {
 			return fmt.Errorf("fair: %q would show keys in metrics and logs; name a file of tokens by teams, and use team", part)
 		}
 	}
@@ -256,8 +259,9 @@ type usageLog struct {
 
 	failures seldom[error]
 
-	mu sync.Mutex
-	to io.WriteCloser
+	mu       sync.Mutex
+	to       io.WriteCloser
+	isCutOff bool // the latest line
 }
 
 // openUsage opens a usage log; nil for no name. Caddy's own writer rotates a file.
@@ -294,13 +298,25 @@ func (u *usageLog) record(r *http.Request, record gateway.Record) {
 	}
 	line, err := json.Marshal(record)
 	if err == nil {
-		u.mu.Lock()
-		_, err = u.to.Write(append(line, '\n'))
-		u.mu.Unlock()
+		err = u.write(append(line, '\n'))
 	}
 	if err != nil {
 		u.failures.note(err)
 	}
+}
+
+// write writes a line. If a full disk has cut the one before it off, that ends first.
+func (u *usageLog) write(line []byte) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.isCutOff {
+		line = append([]byte{'\n'}, line...)
+	}
+	n, err := u.to.Write(line)
+	if n > 0 {
+		u.isCutOff = n < len(line)
+	}
+	return err
 }
 
 // release ends the use of the log by one configuration.

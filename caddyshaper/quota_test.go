@@ -2,6 +2,7 @@ package caddyshaper_test
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
@@ -200,6 +202,7 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 		{q + "team_metrics", `team_metrics: takes one word, got 0`},
 		{q + "fair team", `fair: "team" is the owner of a token, and teams names no file of them`},
 		{q + "fair header Authorization", `fair: "header:Authorization" would show keys in metrics and logs`},
+		{q + "fair {header.X-Api-Key}", `fair: "{http.request.header.X-Api-Key}" would show keys in metrics and logs`},
 		{"limits 5/s\n depth 5", `depth: it is for a quota, and there is none`},
 		{"limits 5/s\n usage stdout", `usage: it is for a quota, and there is none`},
 		{"limits 5/s\n fair team", `fair: "team"`},
@@ -232,4 +235,28 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 	} {
 		require.ErrorContains(t, caddy.Load([]byte(strings.Replace(string(config), was, is[0], 1)), true), is[1])
 	}
+}
+
+// fullDisk is a file on a disk that is full for a while.
+type fullDisk struct {
+	bytes.Buffer
+	room []int // for each write
+}
+
+func (f *fullDisk) Write(p []byte) (n int, err error) {
+	n = min(f.room[0], len(p))
+	if f.room = f.room[1:]; n < len(p) {
+		err = syscall.ENOSPC
+	}
+	_, _ = f.Buffer.Write(p[:n]) // It never fails.
+	return n, err
+}
+
+func (*fullDisk) Close() error { return nil }
+
+// A line of which a full disk has taken a part spoils no other.
+func TestALineThatIsCutOffSpoilsNoOther(t *testing.T) {
+	f := &fullDisk{room: []int{9, 2, 0, 9, 9}}
+	require.Equal(t, 3, caddyshaper.WriteUsage(f, "one", "two", "three", "four", "five"))
+	require.Equal(t, "one\ntw\nfour\nfive\n", f.String())
 }

@@ -60,7 +60,8 @@ type Config struct {
 // A caller is answered as if it had been alone: the answer passes byte for byte and is flushed as it comes, upgrades
 // pass, and Server-Timing says how long the call has waited. The provider's fields about its limits are replaced by
 // fields about the gateway's bucket. A caller that leaves while its call waits frees the place. What [shaper.Middleware] says of
-// connections and timeouts holds.
+// connections and timeouts holds. Over HTTP/1 the end of a body of several megabytes, of which no more than 1 MiB has been read,
+// keeps it from being noticed that its caller has gone.
 //
 // When the provider answers 429, all calls wait for as long as it asks, or a second if it does not say. The call
 // itself is sent once more, at the head of its team's line, if its body was at most 1 MiB. The second answer is passed on
@@ -90,6 +91,9 @@ func New(c Config) (*Gateway, error) {
 	}
 	if c.Scale == 0 {
 		c.Scale = 1
+	}
+	if !isScale(c.Scale) {
+		return nil, fmt.Errorf("gateway: Config.Scale is %v, must be a number above 0", c.Scale)
 	}
 	if c.Ledger == nil {
 		c.Ledger = NewLedger()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -149,5 +150,24 @@ func TestARecordHasTheModel(t *testing.T) {
 		g := newRig(t, "openai", llm.Quota{Requests: 100}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), nil)
 		g.call("gold", httptest.NewRequestWithContext(t.Context(), c.method, c.path, strings.NewReader(c.body)))
 		require.Equal(t, c.model, g.last(t).Model, c.path)
+	}
+}
+
+func TestMistakesInAConfigAreNamed(t *testing.T) {
+	line := func() *shaper.Shaper { return nil }
+	for want, c := range map[string]gateway.Config{
+		`the provider "closedai" is unknown, must be one of anthropic`: {Provider: "closedai", Quota: llm.Quota{Requests: 1}, Line: line},
+		"the Quota has no limit":                         {Provider: "openai", Line: line},
+		"Config.Line is nil":                             {Provider: "openai", Quota: llm.Quota{Requests: 1}},
+		"Config.Scale is -1, must be a number above 0":   {Provider: "openai", Quota: llm.Quota{Requests: 1}, Line: line, Scale: -1},
+		"Config.Scale is NaN, must be a number above 0":  {Provider: "openai", Quota: llm.Quota{Requests: 1}, Line: line, Scale: math.NaN()},
+		"Config.Scale is +Inf, must be a number above 0": {Provider: "openai", Quota: llm.Quota{Requests: 1}, Line: line, Scale: math.Inf(1)},
+	} {
+		_, err := gateway.New(c)
+		require.ErrorContains(t, err, want)
+	}
+	for _, scale := range []float64{-1, math.NaN(), math.Inf(1)} {
+		_, err := gateway.Limits(llm.Quota{Requests: 1}, scale, 0, 0)
+		require.ErrorContains(t, err, fmt.Sprintf("the scale is %v, must be a number above 0", scale))
 	}
 }

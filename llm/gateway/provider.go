@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"net/http"
@@ -91,12 +92,18 @@ func leftAnthropic(h http.Header, kind llm.Kind, limit, remaining int, full time
 // Limits returns the limits of the line of a gateway whose [Config] has that Scale. The others are as for [llm.Quota.Limits].
 func Limits(q llm.Quota, scale float64, burst time.Duration, depth int) (shaper.Limits, error) {
 	l, err := q.Limits(burst, depth)
-	if err == nil && scale > 0 {
+	if err == nil && scale != 0 {
+		if !isScale(scale) {
+			return shaper.Limits{}, fmt.Errorf("gateway: the scale is %v, must be a number above 0", scale)
+		}
 		l.Rate = times(l.Rate, scale)
 		l.Burst = times(l.Burst, scale)
 	}
 	return l, err
 }
+
+// isScale reports whether limits and costs can be multiplied by a number.
+func isScale(n float64) bool { return n > 0 && !math.IsInf(n, 1) }
 
 func times[N ~int | ~float64](n N, by float64) N { return N(float64(n) * by) }
 
