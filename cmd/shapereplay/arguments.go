@@ -64,8 +64,14 @@ func parseArguments(args []string) (a arguments, err error) {
 	flags.BoolVar(&a.options.Spread, "spread", false, "")
 	flags.IntVar(&a.top, "top", 10, "")
 	for _, name := range []string{"json", "nginx", "caddy"} {
-		flags.BoolFunc(name, "", func(string) error {
-			a.output = append(a.output, name)
+		flags.BoolFunc(name, "", func(text string) error {
+			wanted, err := strconv.ParseBool(text)
+			if err != nil {
+				return errors.New("must be true or false")
+			}
+			if wanted {
+				a.output = append(a.output, name)
+			}
 			return nil
 		})
 	}

@@ -466,6 +466,8 @@ func (f *Fields) Add(text string) error {
 			return fmt.Errorf("%q must be a name and a field, such as time=ts", pair)
 		}
 		switch name, isHeader := strings.CutPrefix(part, "header:"); {
+		case (*f)[part] != "":
+			return fmt.Errorf("%q: %s is there twice", pair, part)
 		case part == "unit" && units[field] == 0:
 			return fmt.Errorf("%q: the units are s, ms, us and ns", pair)
 		case isHeader && name != "":
