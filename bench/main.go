@@ -149,7 +149,7 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 // prepare makes the folder of the results, and looks for what experiments need.
 func (c config) prepare() error {
 	if c.out != "" {
-		if err := os.MkdirAll(c.out, 0o755); err != nil {
+		if err := makeWritable(c.out); err != nil {
 			return fmt.Errorf("-out %q: %w", c.out, err)
 		}
 	}
@@ -161,6 +161,19 @@ func (c config) prepare() error {
 		}
 	}
 	return nil
+}
+
+// makeWritable makes a folder, and tries whether a file can be made in it: the folder may be there already, and belong
+// to another user.
+func makeWritable(folder string) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(folder, ".try-*")
+	if err != nil {
+		return err
+	}
+	return errors.Join(file.Close(), os.Remove(file.Name()))
 }
 
 // names returns the names of experiments, for people.

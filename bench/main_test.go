@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -87,6 +88,16 @@ func TestWhatIsMissingIsSaidBeforeAnythingIsMeasured(t *testing.T) {
 	require.Equal(t, exitUsage, measureAll(t.Context(), all, []string{"-out", ""}, &stdout, &stderr))
 	require.Contains(t, stderr.String(), "bench: broken: no-such-program is missing (Debian: apt-get install it)")
 	require.NotContains(t, stdout.String(), "### Pace")
+}
+
+func TestAFolderThatCannotBeWrittenToIsSaidBeforeAnythingIsMeasured(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("this system may have no folder in which nobody can make a file")
+	}
+	status, stdout, stderr := running(t.Context(), "-only", "pace", "-out", "/proc/self")
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, `bench: -out "/proc/self": `)
+	require.Empty(t, stdout)
 }
 
 func TestInterruptEndsTheRunAndWritesNothing(t *testing.T) {

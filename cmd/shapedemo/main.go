@@ -369,8 +369,11 @@ func (c *config) setSVG(text string) error {
 	if at, err := os.Stat(text); err == nil && at.IsDir() || text == "" {
 		return errors.New("must name a file")
 	}
-	if _, err := os.Stat(filepath.Dir(text)); err != nil {
+	switch folder, err := os.Stat(filepath.Dir(text)); {
+	case err != nil:
 		return err
+	case !folder.IsDir():
+		return fmt.Errorf("%s is no folder", filepath.Dir(text))
 	}
 	c.svg, c.once = text, true
 	return nil

@@ -218,6 +218,7 @@ func TestWhatCannotBeFollowedIsToldInOneLine(t *testing.T) {
 		"svg and upstream":  {[]string{"-svg", "x.svg", "-upstream", "http://x"}, []string{`-svg "x.svg"`, `-upstream "http://x"`}},
 		"once of nothing":   {[]string{"-once", "-burst", "0"}, []string{"-once", `-burst "0"`}},
 		"svg without place": {[]string{"-svg", "no/such/folder/x.svg"}, []string{"-svg", `"no/such/folder/x.svg"`}},
+		"svg below a file":  {[]string{"-svg", "main.go/x.svg"}, []string{"-svg", "main.go is no folder"}},
 		"svg is a folder":   {[]string{"-svg", "."}, []string{"-svg", `"."`, "a file"}},
 		"one caller":        {[]string{"-outbound", "-callers", "1"}, []string{"-callers", `"1"`, "from 2"}},
 		"huge callers":      {[]string{"-outbound", "-callers", "10001"}, []string{"-callers", `"10001"`, "10000"}},

@@ -194,8 +194,11 @@ func setOutput(to *string, text string) error {
 	if text == "" {
 		return errors.New("must name a file")
 	}
-	if _, err := os.Stat(filepath.Dir(text)); err != nil {
+	switch folder, err := os.Stat(filepath.Dir(text)); {
+	case err != nil:
 		return err
+	case !folder.IsDir():
+		return fmt.Errorf("%s is no folder", filepath.Dir(text))
 	}
 	if at, err := os.Stat(text); err == nil && at.IsDir() {
 		return errors.New("is a folder")
