@@ -188,6 +188,7 @@ func TestTheOutageOfASharedBucketIsShown(t *testing.T) {
 	require.NotContains(t, counts, "closed")
 	p.shows("the reason", "#refusals", "shared bucket unavailable")
 	p.shows("the table", "#buckets", "bucket unavailable")
+	p.shows("that nobody knows of the spacing", "#spacing .words", "Not counted: the level is in a shared bucket")
 }
 
 // While the excess of reservations drains before it is settled, the page says that the burst is too small;

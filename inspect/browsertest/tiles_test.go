@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
 )
 
 // tell lets the page hear the events that told returns in place of the real ones, and then what comes of
@@ -49,6 +50,23 @@ func pointAt(at time.Time, waiting float64) map[string]any {
 // historyOf is the second event, with points of the last minute and of the last hour.
 func historyOf(points []any, long ...any) string {
 	return event("history", map[string]any{"step_s": 0.1, "points": points, "long_step_s": 10, "long": append([]any{}, long...)})
+}
+
+// The numbers of an axis have their room: the canvas would cut off their first digits.
+func TestTheAxisHasRoomForItsNumbers(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.tell(func() string {
+		now := time.Now()
+		return greeting() + historyOf([]any{pointAt(now.Add(-time.Second), 44_444), pointAt(now, 44_444)})
+	}, nil)
+	p := s.openPage(t, linkTo("source", "upstream"))
+	const inked = `((c, from, to) => new Uint32Array(c.getContext("2d").getImageData(from, 0, to - from, c.height).data.buffer).some(pixel => pixel !== 0))`
+	const chart = `(document.querySelector("#chart-rate canvas"), `
+	p.expect("willReadFrequently")
+	p.awaitTrue("there are numbers", inked+chart+"4, 50)")
+	require.False(t, eval[bool](p, inked+chart+"0, 2)"))
+	p.shoot("axis")
 }
 
 // Callers that give up have left neither a departure nor a refusal: without figures of their

@@ -181,7 +181,24 @@ func TestAMissingBucketIsToldOnceAndAsOneBucket(t *testing.T) {
 	await(p, "the detail is told, too", text("#gone"), func(shown string) bool { return shown != "" })
 	require.Equal(t, 1, eval[int](p, times))
 	require.NotRegexp(t, "in all lines|each has its own|where there is a cap", eval[string](p, text("#tiles")))
+	require.NotContains(t, eval[string](p, text("#pace")), "no drain rate", "there is one as soon as the bucket is there")
 	p.shoot("missing")
+}
+
+// The drain rate is one of costs. Where requests cost more than 1, it says neither how many may leave nor when.
+func TestTheRateIsNotTakenForOneOfRequests(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "10/min depth 50")
+	u.Allow()
+	for range 4 {
+		s.requests.Go(func() { _ = u.WaitN(s.ctx, 30) })
+	}
+	p := s.openPage(t, linkTo("source", "upstream"))
+	await(p, "the story is of costs", text("#story"), func(story string) bool {
+		return strings.Contains(story, "for what they cost") && !strings.Contains(story, "the last leaves")
+	})
+	require.NotContains(t, eval[string](p, text("#tiles")), "drain rate")
 }
 
 // What is left out is told.

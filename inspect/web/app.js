@@ -36,6 +36,7 @@ const table = new Table(reports, (answer) => {
 });
 const detail = new Detail((answer) => {
   control.show(answer.control);
+  costly = [...answer.line.line, ...answer.refusals].some(({ cost }) => cost !== 1);
 });
 const turns = new Turns();
 const quota = new Quota(turns);
@@ -47,6 +48,7 @@ const stream = new Stream(receive, connected, () => recent.latest?.at_ms);
 let sources = [];
 let selected = { source: view.source, id: view.id };
 let bucket = null; // of the latest detail event
+let costly = false; // a request of the bucket is known whose cost is not 1
 let frames = 0;
 
 /** Follows the connection: while it is lost, nothing else is asked of the server either. */
@@ -131,6 +133,10 @@ function isShaper(name) {
 
 const namesOf = (list) => JSON.stringify(list.map((source) => source.name));
 
+function isShared(name) {
+  return sources.some((source) => source.name === name && source.shared != null);
+}
+
 function isClosed(name) {
   return sources.some((source) => source.name === name && source.closed);
 }
@@ -180,8 +186,8 @@ function showStory(figures) {
  * Whether requests are known to cost other than 1, so that the drain rate says nothing of how many leave; and
  * the cost of all in line, if that is known.
  */
-function costsOf({ turns: of, quota: shared }) {
-  const weighed = shared != null || (of?.rows.some((row) => row.cost !== row.waiting) ?? false);
+function costsOf({ bucket: { reserved, given_back: back, charged, forfeited }, turns: of, quota: shared }) {
+  const weighed = shared != null || costly || reserved + back + charged + forfeited > 0 || (of?.rows.some((row) => row.cost !== row.waiting) ?? false);
   return { weighed, quota: shared ?? null, lineCost: of && of.others.waiting === 0 ? of.rows.reduce((sum, row) => sum + row.cost, 0) : null };
 }
 
@@ -195,7 +201,7 @@ function showDetail(data) {
   const { histograms } = data;
   if (!histograms) return;
   const scope = histograms.of === "source" && selected.id != null ? ` of all keys of ${selected.source}` : "";
-  spacing.show(histograms.spacing ?? [], scope);
+  spacing.show(histograms.spacing ?? [], scope, isShared(selected.source));
   waits.show(histograms.wait ?? [], { p50: histograms.wait_p50_s, p95: histograms.wait_p95_s, p99: histograms.wait_p99_s }, scope);
 }
 
@@ -277,6 +283,7 @@ onChange((now, before) => {
   if (moved) {
     selected = { source: now.source, id: now.id };
     bucket = null;
+    costly = false;
     recent.clear();
     turns.clear();
     quota.show(null);

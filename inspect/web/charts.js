@@ -6,7 +6,7 @@ import { colors } from "./theme.js";
 import { clock, number, rate } from "./format.js";
 import { spans, valueAt } from "./history.js";
 
-const axisWidth = 52;
+const axisWidth = 60; // px: room for "500,000"
 const dotted = [2, 4];
 const rates = ["arrivals", "departures", "refusals", "abandoned"];
 

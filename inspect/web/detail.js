@@ -2,7 +2,7 @@
 // refusals, what it has counted.
 
 import { byId, fill, make, nameOf, setText } from "./dom.js";
-import { clock, count, duration, idle } from "./format.js";
+import { clock, count, duration, idle, several } from "./format.js";
 import { get } from "./api.js";
 import { toPath } from "./url.js";
 
@@ -116,7 +116,7 @@ const states = {
 };
 
 function sharedText({ state, error, held }) {
-  return [states[state] ?? state, error ? `The latest failure: ${error}.` : "", held > 0 ? `${count(held)} cost units are held, leased and not used yet.` : ""].filter(Boolean).join(" ");
+  return [states[state] ?? state, error ? `The latest failure: ${error}.` : "", held > 0 ? `Leased and not used yet: ${several(held, "cost unit")}.` : ""].filter(Boolean).join(" ");
 }
 
 /** Whether nobody can tell when the line moves: that is when a request in flight ends. A dry run leaves that out. */

@@ -95,12 +95,13 @@ export class SpacingHistogram extends Histogram {
     this.figure = place;
   }
 
-  show(raw, scope) {
+  /** shared: the level is in a shared bucket, so the departures of this process alone have no spacing. */
+  show(raw, scope, shared) {
     const values = middles(raw);
     const total = sum(values);
     this.draw(values, (from, to) => from < 1 && to > 1);
     this.figure.classList.toggle("empty", total === 0);
-    let text = "Nobody left a line in the last 60 s.";
+    let text = shared ? "Not counted: the level is in a shared bucket, and requests of other processes leave in between." : "Nobody left a line in the last 60 s.";
     if (total > 0) {
       const even = between(values, 0.99, 1.01); // the one bucket that has 1 in its middle reaches 4.4 % to both sides
       const closer = between(values, 0, 0.99);

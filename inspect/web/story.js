@@ -51,7 +51,7 @@ export function story(point, bucket, isBucket, closed) {
 /** What decides how fast requests leave, in one sentence beside their rates. */
 export function paceWords(point, bucket, isBucket) {
   if (bucket?.quota) return "Calls come as they like, and leave as the quota allows.";
-  const drains = bucket?.weighed ? "the line drains as their costs allow" : point?.rate != null ? "the line drains at the drain rate" : isBucket ? "no drain rate holds them up" : "each line drains at its own drain rate";
+  const drains = bucket?.weighed ? "the line drains as their costs allow" : point?.rate != null || (isBucket && !bucket) ? "the line drains at the drain rate" : isBucket ? "no drain rate holds them up" : "each line drains at its own drain rate";
   return `Arrivals come as they like; ${drains}.`;
 }
 
