@@ -173,6 +173,8 @@ func TestLinesAreReadAsIsShownBelowThem(t *testing.T) {
 		"combined":     {Format: accesslog.Combined},
 		"trailing":     {Format: accesslog.Combined, Stamp: accesslog.Arrival, Trailing: []string{"duration:s", "time"}},
 		"json":         {Format: accesslog.JSON},
+		"bare-times":   {Format: "$time_local $remote_addr $time_local $msec $request_method $request_uri $status $time_local"},
+		"bare-time":    {Format: `$remote_addr "$request" $status $time_local`},
 		"milliseconds": {Fields: accesslog.Fields{"duration": "ms", "unit": "ms"}},
 	} {
 		file := filepath.Join("testdata", "lines", name+".txt")

@@ -307,9 +307,14 @@ func indexUnescaped(text, until []byte) int {
 }
 
 // cutList is cutWord, but a word that ends with a comma goes on to the end of the next one:
-// a list of addresses stands for one address.
+// a list of addresses stands for one address. A time as $time_local has its zone behind a blank.
 func cutList(text []byte) (list, rest []byte) {
 	list, rest = cutWord(text)
+	if n := len(commonTime); len(list) == n && list[2] == '/' && list[6] == '/' {
+		if zone, after := cutWord(rest); len(zone) == len("-0700") && (zone[0] == '+' || zone[0] == '-') {
+			return text[:n+len(" -0700")], after
+		}
+	}
 	if n := len(list); n == 0 || list[n-1] != ',' {
 		return list, rest
 	}
