@@ -383,25 +383,27 @@ func TestCallersThatAreRefusedComeBack(t *testing.T) {
 	}
 }
 
-// In virtual time the scene has the result that it is meant to show, and its picture is
+// In virtual time the scene has the result that it is meant to show, also under a cap, and its picture is
 // well-formed.
 func TestTokensAreSettled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := limitsOf(t, tokensLimits)
-		start := time.Now()
-		direct, unsettled, settled, err := callForTokens(t.Context(), l)
-		require.NoError(t, err)
-		require.Equal(t, tokensSpan/tokensSpeed, time.Since(start))
-		require.Empty(t, judgeTokens(direct, unsettled, settled))
-		require.InDelta(t, 48, unsettled.perMinute(), 4)
-		require.Greater(t, settled.perMinute(), 115.0)
-		require.Greater(t, direct.refused, 100)
+	for _, limits := range []string{tokensLimits, tokensLimits + " inflight 100"} {
+		synctest.Test(t, func(t *testing.T) {
+			l := limitsOf(t, limits)
+			start := time.Now()
+			direct, unsettled, settled, err := callForTokens(t.Context(), l)
+			require.NoError(t, err)
+			require.Equal(t, tokensSpan/tokensSpeed, time.Since(start))
+			require.Empty(t, judgeTokens(direct, unsettled, settled))
+			require.InDelta(t, 48, unsettled.perMinute(), 4)
+			require.Greater(t, settled.perMinute(), 115.0)
+			require.Greater(t, direct.refused, 100)
 
-		picture := tokensSVG(l, unsettled, settled)
-		require.NoError(t, xml.Unmarshal([]byte(picture), new(struct{})), "it is well formed")
-		require.NotContains(t, picture, "NaN")
-		require.Contains(t, tokensTable(plain(), direct, unsettled, settled), "refused by the API")
-	})
+			picture := tokensSVG(l, unsettled, settled)
+			require.NoError(t, xml.Unmarshal([]byte(picture), new(struct{})), "it is well formed")
+			require.NotContains(t, picture, "NaN")
+			require.Contains(t, tokensTable(plain(), direct, unsettled, settled), "refused by the API")
+		})
+	}
 }
 
 func TestJudgeTokens(t *testing.T) {
@@ -410,6 +412,7 @@ func TestJudgeTokens(t *testing.T) {
 		"nothing to show":               func(direct, _, _ *tokenRun) { direct.refused = 0 },
 		"1 call was refused by the API": func(_, unsettled, _ *tokenRun) { unsettled.refused = 1 },
 		"79 calls were served":          func(_, _, settled *tokenRun) { settled.served = 79 },
+		"0 calls were served":           func(_, unsettled, settled *tokenRun) { unsettled.served, settled.served = 0, 0 },
 	} {
 		direct, unsettled, settled := tokenRun{refused: 9}, tokenRun{served: 40}, tokenRun{served: 80}
 		spoil(&direct, &unsettled, &settled)
