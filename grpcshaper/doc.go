@@ -28,8 +28,9 @@
 //
 //   - ResourceExhausted with a RetryInfo if the line is full or the call would leave too
 //     late ([shaper.Limits.MaxWait]); without a RetryInfo if it can never fit.
-//   - Unavailable with a RetryInfo if the Shaper is closed, or its shared bucket can't be
-//     asked. Errors of other Limiters are Unavailable too, unless they carry a status.
+//   - Unavailable with a RetryInfo if the shared bucket can't be asked, or if the Shaper is
+//     closed and its line still leaves; without a RetryInfo once the line is empty. Errors of
+//     other Limiters are Unavailable too, unless they carry a status.
 //   - DeadlineExceeded if its deadline has passed; with a RetryInfo, and at once, if it would
 //     pass while the call waits.
 //   - Canceled if it has been cancelled.
