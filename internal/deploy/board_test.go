@@ -103,6 +103,17 @@ func TestBoardAsksOnlyForWhatIsExposed(t *testing.T) {
 	}
 }
 
+// What waits is the sum of all processes, each of which has places of its own: the limit of one would look as
+// if the line were longer than it may be.
+func TestTheBoardAddsUpLimitsAsItAddsUpWhatTheyLimit(t *testing.T) {
+	all, _ := expressions(t)
+	for _, what := range []string{"waiting_requests", "in_flight_requests"} {
+		for _, metric := range []string{"shaper_" + what, "shaper_limit_" + what} {
+			require.Contains(t, all, "sum by (rule) ("+metric+`{rule=~"$rule"})`)
+		}
+	}
+}
+
 // exposedMetrics returns the metrics that a Collector has of sources of all kinds: for each its
 // labels, and for each label its values.
 func exposedMetrics(t *testing.T) map[string]map[string][]string {
