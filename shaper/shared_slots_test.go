@@ -340,6 +340,31 @@ func TestASlotComesBackUntilTheNextDeparture(t *testing.T) {
 	}
 }
 
+// A caller that learns after its slot that it has gone gives nothing back if its process has gone on to
+// another lease by then: the unit before the units of that one may be another process's.
+func TestASlotDoesNotComeBackIntoALaterLease(t *testing.T) {
+	share(t, 2, "100/s depth 99", 0, func(p *processes) {
+		p.arrive(0, 1)
+		late, gone := make(chan error, 1), make(chan error, 1)
+		go func() { late <- p.wait(&slowToEnd{Context: context.Background(), takes: 5 * ms}, 0, 1) }()
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() { gone <- p.wait(ctx, 0, 1) }()
+		synctest.Wait()
+		p.arrive(0, 2, 1)
+		p.at(11 * ms)
+		p.arrive(1, 5) // Its units lie between the one that is leased for the third request and any to come.
+		p.at(12 * ms)
+		cancel() // So for the next one, of cost 2, units are leased anew.
+		require.Equal(t, context.Canceled, <-gone)
+		require.Equal(t, context.Canceled, <-late)
+		p.at(time.Second)
+		slots := slices.Delete(slotsOf(p.limits, []int{1, 1, 1, 5, 2, 1}), 1, 3)
+		requireSlots(t, slots, p.instants(), 80*ms, "behind the other process's")
+		require.Equal(t, uint64(2), p.all[0].Stats().Bucket.Dropped)
+	})
+}
+
 // slowToEnd is a context that ends after its call was admitted, and takes a time to say so.
 type slowToEnd struct {
 	context.Context
