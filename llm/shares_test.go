@@ -65,10 +65,10 @@ func TestWhatOneBucketKeeps(t *testing.T) {
 		for _, q := range quotas {
 			random := rand.New(rand.NewPCG(1, 2))
 			const calls = 100_000
-			cost, input, output := 0, 0, 0
+			cost, input, output := int64(0), 0, 0
 			for range calls {
 				u := m.next(random)
-				cost += q.q.Cost(u)
+				cost += int64(q.q.Cost(u))
 				input += u.Input
 				output += u.Output
 			}

@@ -437,13 +437,13 @@ func TestServerTimingTellsTheWait(t *testing.T) {
 }
 
 // spreadOf returns how often each Retry-After was given in many answers.
-func spreadOf(t *testing.T, l shaper.Limiter, opts ...shaper.MiddlewareOption) map[int]int {
+func spreadOf(t *testing.T, l shaper.Limiter, opts ...shaper.MiddlewareOption) map[int64]int {
 	t.Helper()
 	h := shaper.Middleware(l, opts...)(http.NotFoundHandler())
-	seen := map[int]int{}
+	seen := map[int64]int{}
 	for range 500 {
 		header := answerOf(h, t.Context(), "").Header
-		after, err := strconv.Atoi(header.Get("Retry-After"))
+		after, err := strconv.ParseInt(header.Get("Retry-After"), 10, 64)
 		require.NoError(t, err)
 		if fields := header.Get("RateLimit"); fields != "" {
 			require.Equal(t, fmt.Sprintf(`"default";r=0;t=%d`, after), fields)
@@ -457,7 +457,7 @@ func spreadOf(t *testing.T, l shaper.Limiter, opts ...shaper.MiddlewareOption) m
 func TestRetrySpreadReachesBothEndsAndNothingBeyond(t *testing.T) {
 	rejected := &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: 2*time.Second + 1}
 	l := stillLife{shaper.Stats{Limits: shaper.Limits{Rate: rate.Every(time.Hour)}, Level: 1}, rejected}
-	keys := func(m map[int]int) (keys []int) {
+	keys := func(m map[int64]int) (keys []int64) {
 		for k := range m {
 			keys = append(keys, k)
 		}
@@ -465,13 +465,13 @@ func TestRetrySpreadReachesBothEndsAndNothingBeyond(t *testing.T) {
 	}
 	for _, row := range []struct {
 		spread time.Duration
-		want   []int
+		want   []int64
 	}{
-		{0, []int{3}},
-		{-time.Hour, []int{3}},
-		{time.Second - 1, []int{3}},
-		{time.Second, []int{3, 4}},
-		{4*time.Second + 999*ms, []int{3, 4, 5, 6, 7}},
+		{0, []int64{3}},
+		{-time.Hour, []int64{3}},
+		{time.Second - 1, []int64{3}},
+		{time.Second, []int64{3, 4}},
+		{4*time.Second + 999*ms, []int64{3, 4, 5, 6, 7}},
 	} {
 		seen := spreadOf(t, l, shaper.WithRetrySpread(row.spread), shaper.WithRateLimitHeaders())
 		require.ElementsMatch(t, row.want, keys(seen), "spread %v", row.spread)
@@ -496,5 +496,5 @@ func TestErrorHandlerGetsTheExactRetryAfter(t *testing.T) {
 			shaper.WriteError(w, r, err)
 		}))
 	require.Same(t, rejected, got)
-	require.Equal(t, map[int]int{3: 500}, seen)
+	require.Equal(t, map[int64]int{3: 500}, seen)
 }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -249,6 +250,9 @@ func TestModelByHand(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			if strconv.IntSize == 32 && slices.ContainsFunc(test.Ops, func(op model.Op) bool { return op.N == math.MaxInt }) {
+				t.Skip("a few ints of 32 bits never exceed 64 bits")
+			}
 			// What waits when a script ends is refused, so it ends late.
 			test.Ops = append(test.Ops, model.Op{At: 10_000 * ms, Kind: model.OpLook})
 			answers, open := test.Predict(model.NoMistake)

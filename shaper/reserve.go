@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"context"
+	"math"
 	"math/big"
 	"slices"
 	"sync/atomic"
@@ -330,6 +331,10 @@ func (s *settlements) add(o *settlements) {
 	s.reserved.Add(o.reserved.Load())
 	s.count(o.givenBack, o.charged, o.forfeited)
 }
+
+// units returns the units that are reserved; the greatest int if that is exceeded, as it can be at rate.Inf
+// and where an int has 32 bits.
+func (s *settlements) units() int { return int(min(uint64(s.reserved.Load()), math.MaxInt)) }
 
 // count counts what a settlement has given back, charged, and found drained.
 func (s *settlements) count(givenBack, charged, forfeited uint64) {

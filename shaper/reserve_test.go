@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
 )
@@ -436,6 +437,31 @@ func TestForgottenReservationsAreBounded(t *testing.T) {
 	}
 	require.EqualValues(t, 9*4096, s.Stats().GivenBack)
 	runtime.KeepAlive(s)
+}
+
+// What two requests have reserved may be more than an int holds.
+func TestReservedIsAtMostTheGreatestInt(t *testing.T) {
+	l := shaper.Limits{Rate: rate.Inf}
+	s, err := shaper.New(l)
+	require.NoError(t, err)
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil })
+	require.NoError(t, err)
+	var settles []func(int)
+	for range 2 {
+		one, err := s.Reserve(t.Context(), math.MaxInt)
+		require.NoError(t, err)
+		other, err := g.Reserve(t.Context(), "key", math.MaxInt)
+		require.NoError(t, err)
+		settles = append(settles, one, other)
+	}
+	require.Equal(t, math.MaxInt, s.Stats().Reserved)
+	require.Equal(t, math.MaxInt, g.Stats().Reserved)
+	for _, settle := range settles {
+		settle(-1)
+	}
+	require.Zero(t, s.Stats().Reserved)
+	require.Zero(t, g.Stats().Reserved)
+	require.NoError(t, g.Close())
 }
 
 // A request that gives up, or whose slot is handed on, reserves nothing.

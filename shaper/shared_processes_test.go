@@ -61,7 +61,7 @@ func (p *processes) add(b shaper.Bucket, opts ...shaper.Option) *shaper.Shaper {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		at := e.At.Sub(p.start)
-		p.log = append(p.log, model.Departure{At: at, Process: i, Number: int(at - e.Waited), Cost: int64(e.Cost)})
+		p.log = append(p.log, model.Departure{At: at, Process: i, Number: int64(at - e.Waited), Cost: int64(e.Cost)})
 	}}
 	opts = append([]shaper.Option{shaper.WithBucket(b, "k"), shaper.WithTrace(trace)}, opts...)
 	s, err := shaper.New(p.limits, opts...)
@@ -167,7 +167,7 @@ func (p *processes) check(extras ...model.Extra) {
 func numbered(log []model.Departure) []model.Departure {
 	slices.SortStableFunc(log, func(a, b model.Departure) int { return cmp.Compare(a.Number, b.Number) })
 	for i := range log {
-		log[i].Number = i
+		log[i].Number = int64(i)
 	}
 	return log
 }

@@ -119,7 +119,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 		st.EmptyAt = d.timeOf(empty)
 	}
 	settled := f.settled()
-	st.Reserved, st.GivenBack, st.Charged, st.Forfeited = int(settled.reserved.Load()), settled.givenBack, settled.charged, settled.forfeited
+	st.Reserved, st.GivenBack, st.Charged, st.Forfeited = settled.units(), settled.givenBack, settled.charged, settled.forfeited
 	st.Precise, st.Fallback = d.ticker.precision()
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)
@@ -311,7 +311,7 @@ func (g *Group[K]) Stats() GroupStats {
 	by.setRefusals(&sum.refused)
 	st.Departed, st.Abandoned = sum.departed, sum.abandoned
 	st.TotalWait, st.Missed = time.Duration(sum.wait), sum.missed
-	st.Reserved, st.GivenBack, st.Charged, st.Forfeited = int(sum.reserved.Load()), sum.givenBack, sum.charged, sum.forfeited
+	st.Reserved, st.GivenBack, st.Charged, st.Forfeited = sum.units(), sum.givenBack, sum.charged, sum.forfeited
 	st.QueueFull, st.TooLate, st.TooCostly, st.Closed = by.QueueFull, by.TooLate, by.TooCostly, by.Closed
 	st.Unavailable, st.Refused = by.Unavailable, by.Refused
 	return st

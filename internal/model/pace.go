@@ -13,7 +13,7 @@ import (
 type Departure struct {
 	At      time.Duration // on one clock for all processes
 	Process int           // which one; a process that was restarted is another
-	Number  int           // of the request in the order in which its process took it into the line
+	Number  int64         // of the request in the order in which its process took it into the line
 	Cost    int64
 }
 

@@ -111,7 +111,7 @@ func TestWorstWindowIsThatOfAllWindows(t *testing.T) {
 		}
 		var log []model.Departure
 		for i := range chance.IntN(12) + 1 {
-			log = append(log, model.Departure{At: time.Duration(chance.IntN(60)), Number: i, Cost: max(1, chance.Int64N(16)-9)})
+			log = append(log, model.Departure{At: time.Duration(chance.IntN(60)), Number: int64(i), Cost: max(1, chance.Int64N(16)-9)})
 		}
 		var extras []model.Extra
 		for range chance.IntN(3) {

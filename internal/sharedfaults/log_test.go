@@ -91,7 +91,7 @@ func (l log) departures() []model.Departure {
 	slices.SortStableFunc(byEntry, func(a, b entry) int { return a.came().Compare(b.came()) })
 	all := make([]model.Departure, len(left))
 	for i, e := range byEntry {
-		all[i] = model.Departure{At: e.at.Sub(left[0].at), Process: e.worker, Number: i, Cost: 1}
+		all[i] = model.Departure{At: e.at.Sub(left[0].at), Process: e.worker, Number: int64(i), Cost: 1}
 	}
 	slices.SortStableFunc(all, func(a, b model.Departure) int { return cmp.Compare(a.At, b.At) })
 	return all
