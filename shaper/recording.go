@@ -17,7 +17,7 @@ type Recording struct {
 	// The lock of the dispatcher guards these.
 	latest  []*arrival // a ring of max
 	max     int
-	count   int // of all arrivals; the next one goes to this index, modulo max
+	count   uint64 // of all arrivals; the next one goes to this index, modulo max
 	stopped bool
 	left    []departure // a ring of max
 	leftAll uint64      // as count, of all departures
@@ -152,19 +152,20 @@ func (r *Recording) Stop() {
 func (r *Recording) Arrivals() []Arrival {
 	d := r.d
 	d.lockAndAdvance()
-	first, end := max(0, r.count-r.max), r.count
+	kept := len(r.latest)
+	first, end := r.count-uint64(kept), r.count
 	d.unlockAndArm()
-	arrivals := make([]Arrival, 0, end-first)
-	for restarts, atOnce := 0, copiedAtOnce; first+len(arrivals) < end; {
+	arrivals := make([]Arrival, 0, kept)
+	for restarts, atOnce := 0, copiedAtOnce; first+uint64(len(arrivals)) < end; {
 		d.mu.Lock()
-		if oldest := r.count - r.max; first+len(arrivals) < oldest { // There would be a gap.
+		if oldest := r.count - uint64(len(r.latest)); first+uint64(len(arrivals)) < oldest { // There would be a gap.
 			first, end, arrivals = oldest, r.count, arrivals[:0]
 			if restarts++; restarts > maxRestarts {
 				atOnce = r.max
 			}
 		}
-		for range min(atOnce, end-first-len(arrivals)) {
-			arrivals = append(arrivals, r.latest[(first+len(arrivals))%r.max].value(d))
+		for range min(atOnce, int(end-first)-len(arrivals)) {
+			arrivals = append(arrivals, r.latest[(first+uint64(len(arrivals)))%uint64(r.max)].value(d))
 		}
 		d.mu.Unlock()
 	}
@@ -215,7 +216,7 @@ func (r *Recording) add(a *arrival) {
 	if len(r.latest) < r.max {
 		r.latest = append(r.latest, a)
 	} else {
-		r.latest[r.count%r.max] = a
+		r.latest[r.count%uint64(r.max)] = a
 	}
 	r.count++
 }

@@ -56,6 +56,22 @@ func TestRecordingTellsWhatBecameOfEachCall(t *testing.T) {
 	})
 }
 
+// On a 32-bit system an int counts the requests of two days at 10,000/s.
+func TestARecordingOutlastsTheGreatestInt(t *testing.T) {
+	s := mustMake(t, shaper.Limits{Rate: 1, Burst: 9})
+	r := s.Record(4)
+	for n := range 8 {
+		if n == 4 {
+			shaper.LetPass(r, 1<<63)
+		}
+		s.AllowN(1 + n)
+	}
+	for i, a := range r.Arrivals() {
+		require.Equal(t, 5+i, a.Cost)
+	}
+	require.Len(t, r.Arrivals(), 4)
+}
+
 // The memory of a Recording is bounded, and so is the memory of several of one bucket.
 func TestRecordingKeepsTheLatest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
