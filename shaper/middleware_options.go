@@ -299,8 +299,8 @@ func (o rateLimitFields) applyMiddleware(to *middlewareOptions) { to.rateLimitFi
 // bucket would admit now: the free units, floor(Burst − level), plus the places that
 // are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0.
 // While the line is held no units are free, and while the bucket is blocked ([WithBlock])
-// r is 0. With [Limits.InFlight], which q does not
-// include, at most as many units are free as seats. Units and places are added as if
+// r is 0. With [Limits.InFlight], which q does not include, at most as many units are free
+// as seats, except in a dry run, where no request has one. Units and places are added as if
 // each request cost 1. In a refusal t is the Retry-After of [WriteError] if there is
 // one; otherwise t is the time until the level is 0. Times are whole seconds, rounded
 // up. The numbers come from [Shaper.Stats] just after the decision.
@@ -366,7 +366,7 @@ func rateLimitOf(l inner, err error, a httpin.Response) (fields httpfield.RateLi
 		switch {
 		case !st.HeldUntil.IsZero():
 			units = 0
-		case st.Limits.InFlight > 0:
+		case st.Limits.InFlight > 0 && !st.DryRun: // No request of a shadow has a seat.
 			units = min(units, float64(max(0, st.Limits.InFlight-st.InFlight)))
 		}
 		free = exact.Sum(int64(units), max(0, depth-int64(st.Waiting)))

@@ -161,6 +161,8 @@ func TestRateLimitFieldsInNumbers(t *testing.T) {
 			"q=7;w=7", "r=5;t=0"},
 		{"no seat is left, since the cap was lowered", shaper.Stats{InFlight: 3, Limits: shaper.Limits{Rate: 1, Burst: 3, InFlight: 2}}, nil,
 			"q=3;w=3", "r=0;t=0"},
+		{"a dry run has no seats", shaper.Stats{DryRun: true, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4, InFlight: 2}}, nil,
+			"q=7;w=7", "r=7;t=0"},
 		{"t is Retry-After", shaper.Stats{Level: 9, Limits: shaper.Limits{Rate: 1}}, late,
 			"q=1;w=1", "r=0;t=3"},
 		{"t is Retry-After of other errors", shaper.Stats{Level: 9, Limits: shaper.Limits{Rate: 1}}, down,
