@@ -275,17 +275,21 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		restart := suspendWriteTimeout(w, r)
 		err := c.enter(r.Context(), (*shaper.KeyLimiter).ReserveRetry)
 		restart()
+		isGone := err != nil && r.Context().Err() == context.Canceled
+		if err == nil || isGone {
+			clear(w.Header()) // of the first answer
+			maps.Copy(w.Header(), header)
+		}
 		switch {
 		case err == nil:
 			c.retried, c.reported = true, nil
-			clear(w.Header())
-			maps.Copy(w.Header(), header)
 			if *r = *first; len(c.body) > 0 {
 				r.Body = io.NopCloser(bytes.NewReader(c.body))
 			}
 			a = c.attempt(w, r, next)
-		case r.Context().Err() == context.Canceled:
+		case isGone:
 			c.left, c.status = time.Time{}, StatusGone
+			shaper.WriteError(w, r, context.Canceled) // Nothing would be read as an empty answer with status 200.
 			return
 		}
 	}

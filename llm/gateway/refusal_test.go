@@ -384,13 +384,19 @@ func TestARefusalThatIsPassedOn(t *testing.T) {
 // While it waits to be sent again, the caller may go.
 func TestACallerThatGoesWhileTheProviderHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newRig(t, "openai", llm.Quota{Requests: 6000}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }), nil)
+		g := newRig(t, "openai", llm.Quota{Requests: 6000}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Request-Id", "first")
+			w.WriteHeader(429)
+		}), nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		go g.call("gold", request(ctx, "openai", 10, 10, false))
+		answered := make(chan *httptest.ResponseRecorder, 1) // one answer
+		go func() { answered <- g.call("gold", request(ctx, "openai", 10, 10, false)) }()
 		synctest.Wait()
 		require.Equal(t, 1, g.line.Stats().Waiting)
 		cancel()
-		synctest.Wait()
+		w := <-answered
+		require.Equal(t, gateway.StatusGone, w.Code, "a caller that has closed its sending half alone reads it")
+		require.Equal(t, http.Header{"Connection": {"close"}}, w.Header())
 		require.Zero(t, g.line.Stats().Waiting)
 		require.Equal(t, gateway.StatusGone, g.last(t).Status)
 		time.Sleep(time.Second)
