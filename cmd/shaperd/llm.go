@@ -227,6 +227,8 @@ func readFairFlag(text string, hasTeams bool) (string, error) {
 		return "team", nil
 	case text == "":
 		return "header X-Team", nil
+	case text == "none" && hasTeams:
+		return "", errors.New(`--fair: "none", but with --teams the teams take turns`)
 	case text == "none":
 		return "", nil
 	case text == "team" && !hasTeams:

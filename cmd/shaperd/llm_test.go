@@ -30,6 +30,7 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 		`--wait: 0s, must be above 0`:                                         {"--wait", "0s"},
 		`--fair: "X-Team", must be header:NAME`:                               {"--fair", "X-Team"},
 		`--fair: "team", but without --teams`:                                 {"--fair", "team"},
+		`--fair: "none", but with --teams the teams take turns`:               {"--fair", "none", "--teams", "f", "--key-env", "HOME"},
 		`--weights: "gold", must be a team, = and a number`:                   {"--weights", "gold"},
 		`--weights: "gold=0", must be a number from 1 to 1000`:                {"--weights", "gold=0"},
 		`--weights: the team "a" is said twice`:                               {"--weights", "a=1,a=2"},
