@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -67,10 +69,18 @@ func (t *Teams) Of(r *http.Request) (team string, ok bool) {
 		r.Header.Del(field)
 	}
 	if query.Has("key") {
-		query.Del("key")
-		r.URL.RawQuery = query.Encode()
+		r.URL.RawQuery = withoutKey(r.URL.RawQuery)
 	}
 	return team, true
+}
+
+// withoutKey returns a query without the parameter key. The others stay as they are, byte for byte.
+func withoutKey(query string) string {
+	return strings.Join(slices.DeleteFunc(strings.Split(query, "&"), func(parameter string) bool {
+		name, _, _ := strings.Cut(parameter, "=")
+		plain, err := url.QueryUnescape(name)
+		return err == nil && plain == "key"
+	}), "&")
 }
 
 func (t *Teams) owner(token string) (team string, ok bool) {

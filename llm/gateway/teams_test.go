@@ -35,6 +35,7 @@ func TestATokenNamesItsTeamAndGoesNoFurther(t *testing.T) {
 		{"X-Goog-Api-Key", "b", "/v1", "batch", "/v1"},
 		{"Api-Key", "b", "/v1", "batch", "/v1"},
 		{"Accept", "*", "/v1?key=b&alt=sse", "batch", "/v1?alt=sse"},
+		{"Accept", "*", "/v1?z=%20x&k%65y=b&a;b&y", "batch", "/v1?z=%20x&a;b&y"},
 		{"Authorization", "Bearer wrong", "/v1?key=wrong", "", "/v1?key=wrong"},
 		{"Authorization", "Basic secret", "/v1", "", "/v1"},
 		{"Authorization", "Bearer ", "/v1", "", "/v1"},
