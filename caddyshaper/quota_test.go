@@ -92,6 +92,28 @@ func TestAQuotaChangesWhileCallsWaitAndOneIsUnderWay(t *testing.T) {
 	require.Equal(t, 1, gold)
 }
 
+// The units of a line are those of the quota that it began with. Lines that come after it, as in a restart, have others, or none of
+// a quota: its level is the same part of a minute there.
+func TestTheLevelOfAQuotaKeepsItsPartOfAMinute(t *testing.T) {
+	s := serve(t, quotaShape("tokens 1000", ""))
+	call := func(tokens int) {
+		body := fmt.Sprintf(`{"max_tokens":%d}`, tokens)
+		require.Equal(t, 200, s.send(http.MethodPost, "/", strings.NewReader(body)).status)
+	}
+	s.reload(quotaShape("tokens 100000000", "")) // A thousand times as much is the most that is followed.
+	call(50_000_000)
+	half := caddyshaper.FairStats("line").Level
+	require.Greater(t, half, 300e6, "of 500,000,000, in 12 s at the most")
+
+	s.reload(quotaShape("tokens 100000000", "coarse_timer")) // It makes new lines.
+	level := caddyshaper.FairStats("line").Level
+	require.LessOrEqual(t, level, half/1000+1)
+	require.Greater(t, level, 300_000.0, "of 500,000, in 12 s at the most")
+
+	s.reload("shape line {\n limits 50/s depth 9\n fair header X-Team\n}" + proxied)
+	require.Zero(t, caddyshaper.FairStats("line").Level)
+}
+
 // A call without a token of the gateway gets 401, and the token is not seen behind the gateway.
 func TestTeamsHaveTokensAndTheProvidersKeyIsTheGateways(t *testing.T) {
 	dir := t.TempDir()

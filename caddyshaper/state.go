@@ -7,8 +7,11 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
+	"math/big"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -49,6 +52,10 @@ type levels struct {
 	Keys json.RawMessage `json:"keys"`           // of [shaper.Group.Snapshot]
 	Site json.RawMessage `json:"site,omitempty"` // of [shaper.Shaper.Snapshot]
 	Fair json.RawMessage `json:"fair,omitempty"` // of the line of fair queueing, likewise
+
+	// Minute is how many cost units of Fair are a minute's quota; 0: there is no quota. Lines whose quota was changed by
+	// reloads have other units than those that begin with it.
+	Minute float64 `json:"minute,omitempty"`
 }
 
 // savedState is the content of a file.
@@ -189,8 +196,45 @@ func (l *limiters) snapshot() levels {
 	}
 	if line := l.fair.Load(); line != nil {
 		now.Fair, _ = line.Snapshot()
+		now.Minute = l.minute(line)
 	}
 	return now
+}
+
+// minute returns how many cost units of the line of fair queueing are a minute's quota; 0: there is no quota.
+func (l *limiters) minute(line *shaper.Shaper) float64 {
+	if !l.key.fixed.quota {
+		return 0
+	}
+	return time.Minute.Seconds() * float64(line.Limits().Rate)
+}
+
+// inUnits returns the snapshot of a line with so many cost units for a minute's quota as one with others. The level is
+// rounded up. There is none if one of the lines has no quota: its units say nothing of those of the other.
+func inUnits(snapshot json.RawMessage, from, to float64) (json.RawMessage, error) {
+	switch {
+	case from == to:
+		return snapshot, nil
+	case from == 0, to == 0:
+		return nil, nil
+	}
+	fields := map[string]json.RawMessage{} // More than level and rate, which stay as they are.
+	var saved struct {
+		Level string
+		Rate  float64
+	}
+	if err := errors.Join(json.Unmarshal(snapshot, &fields), json.Unmarshal(snapshot, &saved)); err != nil {
+		return nil, err
+	}
+	if strings.Trim(saved.Level, "0123456789/") != "" { // A Rat would read an exponent of any size.
+		return snapshot, nil // Restore says what is wrong.
+	}
+	if level, ok := new(big.Rat).SetString(saved.Level); ok {
+		units, _ := level.Float64()
+		fields["level"] = fmt.Appendf(nil, `"%.0f"`, math.Ceil(units*to/from))
+		fields["rate"] = fmt.Append(nil, saved.Rate*to/from)
+	}
+	return json.Marshal(fields)
 }
 
 // restore puts levels back.
@@ -205,7 +249,11 @@ func (l *limiters) restore(saved levels) {
 		}
 	}
 	if line := l.fair.Load(); line != nil && saved.Fair != nil {
-		if err := line.Restore(saved.Fair); err != nil {
+		fair, err := inUnits(saved.Fair, saved.Minute, l.minute(line))
+		if err == nil && fair != nil {
+			err = line.Restore(fair)
+		}
+		if err != nil {
 			log.Warn("the level of the line of fair queueing could not be restored", "error", err)
 		}
 	}
