@@ -35,6 +35,7 @@ type recorded struct {
 	start     replay.Start
 	longer    bool      // more requests were in line than start has
 	fair      bool      // its keys take turns, which a replay knows nothing of
+	settles   bool      // costs were settled, which a replay knows nothing of either; guarded by recordings.replaying
 	asked     time.Time // when it was last asked for
 	timer     *time.Timer
 }
@@ -135,6 +136,9 @@ func (r *recordings) replay(ctx context.Context, rec *recorded, l shaper.Limits,
 		defer func() { <-r.replaying }()
 	case <-ctx.Done():
 		return whatIf{}, ctx.Err()
+	}
+	if st.Reserved > 0 || st.GivenBack > 0 || st.Charged > 0 || st.Forfeited > 0 { // A bucket that is made anew has forgotten it.
+		rec.settles = true
 	}
 	arrivals := rec.recording.Arrivals()
 	return newWhatIf(rec, arrivals, time.Now(), l, st), nil

@@ -135,6 +135,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 	answer.note(failed > 0, "left out are calls whose limits could not be had: %d", failed)
 	answer.note(l.InFlight > 0 || st.Limits.InFlight > 0,
 		"the replay has no cap on requests in flight, because nobody knows when a request would have ended that left at another instant")
+	answer.note(rec.settles, "costs are settled when requests end; the replay takes what they reserve for what they cost, so it is wrong by what is given back and charged")
 	answer.note(st.HeldUntil.After(now), "the line is held; the replay holds no line")
 	answer.note(st.BlockedUntil.After(now), "the bucket is blocked; the replay blocks nobody")
 	answer.note(st.Bucket.State != "", "the bucket is shared; the replay knows only the requests of this process, and gives them the whole rate")

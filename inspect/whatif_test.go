@@ -378,3 +378,30 @@ func TestTheReplayOfTheSameLimitsIsWhatHasHappened(t *testing.T) {
 		require.Greater(t, n, 50, "%+v", met)
 	}
 }
+
+// The replay knows what requests have reserved and not what became of it, so under the very same limits it tells
+// of refusals that nobody has met.
+func TestWhatIfSaysThatItDoesNotSettle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limits = "10/s burst 30 depth 5"
+		g := made.Group[string](t, limits)
+		c := newConsole(t, inspect.OfGroup(g))
+		require.True(t, g.Allow("a"))
+		require.Empty(t, c.whatIf(t, "a", limits).Notes)
+		for range 20 {
+			settle, err := g.Reserve(t.Context(), "a", 20)
+			require.NoError(t, err)
+			time.Sleep(50 * time.Millisecond)
+			settle(2)
+		}
+		got := c.whatIf(t, "a", limits)
+		require.Len(t, got.Notes, 1)
+		require.Contains(t, got.Notes[0], "takes what they reserve for what they cost")
+		require.Equal(t, 20, got.Now.Departed)
+		require.Less(t, got.Then.Departed, 20)
+
+		time.Sleep(10 * time.Second)
+		require.Equal(t, http.StatusNotFound, ask(c, "/api/buckets/one/a").Code)
+		require.Len(t, c.whatIf(t, "a", limits).Notes, 1, "its bucket has gone, and its arrivals are still told")
+	})
+}
