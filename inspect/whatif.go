@@ -99,9 +99,10 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 	var requests []replay.Request
 	var replayed []met // the fate of each request
 	really, then := tally{counts: map[string]int{}}, tally{counts: map[string]int{}}
-	failed := 0
+	failed, blocked := 0, st.BlockedUntil.After(now)
 	for _, a := range arrivals {
 		m := metBy(a)
+		blocked = blocked || errors.Is(a.Err, shaper.ErrBlocked)
 		counts := !a.At.Before(since)
 		switch {
 		case m.fate == "":
@@ -137,7 +138,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 		"the replay has no cap on requests in flight, because nobody knows when a request would have ended that left at another instant")
 	answer.note(rec.settles, "costs are settled when requests end; the replay takes what they reserve for what they cost, so it is wrong by what is given back and charged")
 	answer.note(st.HeldUntil.After(now), "the line is held; the replay holds no line")
-	answer.note(st.BlockedUntil.After(now), "the bucket is blocked; the replay blocks nobody")
+	answer.note(blocked, "newcomers are blocked for a time after a refusal; the replay blocks nobody")
 	answer.note(st.Bucket.State != "", "the bucket is shared; the replay knows only the requests of this process, and gives them the whole rate")
 	if rec.fair {
 		then := &answer.Then

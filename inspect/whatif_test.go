@@ -405,3 +405,23 @@ func TestWhatIfSaysThatItDoesNotSettle(t *testing.T) {
 		require.Len(t, c.whatIf(t, "a", limits).Notes, 1, "its bucket has gone, and its arrivals are still told")
 	})
 }
+
+// A block may be over when somebody asks, and the refusals that it has caused still count.
+func TestWhatIfSaysThatItBlocksNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := made.Shaper(t, "10/s", shaper.WithBlock(5*time.Second))
+		c := newConsole(t, inspect.Of(s))
+		require.Empty(t, c.whatIf(t, "", "10/s").Notes)
+		for range 4 {
+			_ = s.Wait(t.Context())
+			s.Allow()
+			time.Sleep(time.Second)
+		}
+		time.Sleep(20 * time.Second)
+		require.Zero(t, s.Stats().BlockedUntil)
+		got := c.whatIf(t, "", "10/s")
+		require.Less(t, got.Now.Departed, got.Then.Departed)
+		require.Len(t, got.Notes, 1)
+		require.Contains(t, got.Notes[0], "the replay blocks nobody")
+	})
+}
