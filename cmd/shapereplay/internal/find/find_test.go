@@ -232,3 +232,15 @@ func TestRulesAreSearchedApart(t *testing.T) {
 	_, err = g.Search(ctx, searched[0])
 	require.ErrorIs(t, err, context.Canceled)
 }
+
+// Limits allow no burst that takes longer than a year to drain, so no rate would be found, and that would be said of
+// the requests.
+func TestABurstThatNoRateAllowsIsAMistake(t *testing.T) {
+	if strconv.IntSize == 32 {
+		t.Skip("each burst that an int holds is allowed with some rate")
+	}
+	for burst, allowed := range map[string]bool{"31504464000000000": true, "31504464000000001": false} { // a year at 999000000/s
+		_, err := find.ParseGoal("wait=0s burst=" + burst)
+		require.Equal(t, allowed, err == nil, "%s: %v", burst, err)
+	}
+}

@@ -233,6 +233,9 @@ func parseBurst(value string) (int, error) {
 	if err != nil || n < 1 {
 		return 0, errors.New("must be a whole number, at least 1")
 	}
+	if all := rates(); (shaper.Limits{Rate: all[len(all)-1].rate, Burst: n}).Validate() != nil {
+		return 0, errors.New("so great a burst takes longer than 365 days to drain at every rate that is tried")
+	}
 	return n, nil
 }
 

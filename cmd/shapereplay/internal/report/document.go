@@ -5,6 +5,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -123,7 +124,11 @@ func Search(r simulate.Result, goal string, all []find.Found) *Document {
 		case !f.OK:
 			d.Note("%s: no rate keeps to it: too many requests came at the same instant; a wait, more burst or -spread may help", ruleName(f.Rule.Key))
 		case f.Lowest:
-			d.Note("%s: %s is the lowest rate that is tried; its burst alone is enough for each key of this log", ruleName(f.Rule.Key), f.Outcome.Limits)
+			what := "its burst alone is enough for each key of this log"
+			if slices.ContainsFunc(f.Rule.Keys, func(k *simulate.Key) bool { return k.Requests > max(f.Limits.Burst, 1) }) {
+				what = "a lower one may keep to the goal, too"
+			}
+			d.Note("%s: %s is the lowest rate that is tried; %s", ruleName(f.Rule.Key), f.Outcome.Limits, what)
 		}
 	}
 	return d
