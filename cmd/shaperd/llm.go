@@ -128,7 +128,7 @@ var upstreams = map[string]string{
 // readLLM reads the flags. Its errors name the flag and quote its value.
 func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 	if f.NArg() > 0 {
-		return o, fmt.Errorf("%q: the command takes flags alone", f.Arg(0))
+		return o, fmt.Errorf("%q: the command takes flags alone; an interval of --keepalive stands behind =, as in --keepalive=30s", f.Arg(0))
 	}
 	o = llmOptions{
 		provider: f.String("provider"),
@@ -434,8 +434,8 @@ func serveLLM(f caddycmd.Flags) (int, error) {
 		_, err := fmt.Print(o.caddyfile())
 		return caddy.ExitCodeSuccess, err
 	}
-	if _, ok := os.LookupEnv(o.keyEnv); o.keyEnv != "" && !ok {
-		return caddy.ExitCodeFailedStartup, fmt.Errorf("--key-env: %q, but there is no such environment variable", o.keyEnv)
+	if o.keyEnv != "" && os.Getenv(o.keyEnv) == "" {
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("--key-env: %q, but there is no such environment variable, or it is empty", o.keyEnv)
 	}
 	caddy.TrapSignals()
 	if err := o.start(); err != nil {

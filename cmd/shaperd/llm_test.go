@@ -17,6 +17,7 @@ import (
 )
 
 func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
+	t.Setenv("AN_EMPTY_KEY", "")
 	quota := []string{"llm", "--requests", "500"}
 	for want, args := range map[string][]string{
 		`the quota is missing: say --requests`:                                {"llm"},
@@ -45,7 +46,8 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 		`--page: "127.0.0.1:8081", must not be the address of --listen`:       {"--listen", ":8081"},
 		`--page: "[::]:8080", must not be the address of --listen`:            {"--page", "[::]:8080"},
 		`--depth: 0, must be at least 1`:                                      {"--depth", "0"},
-		`"gold": the command takes flags alone`:                               {"gold"},
+		`"30s": the command takes flags alone; an interval of --keepalive`:    {"--keepalive", "30s"},
+		`--key-env: "AN_EMPTY_KEY", but there is no such`:                     {"--key-env", "AN_EMPTY_KEY", "--teams", "f"},
 		`invalid argument "1ms" for "--keepalive" flag: must be at least 1s`:  {"--keepalive=1ms"},
 		`--upstream: "http://x", but the provider of the demonstration`:       {"--demo", "--upstream", "http://x"},
 	} {
