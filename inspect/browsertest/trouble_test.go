@@ -147,6 +147,13 @@ func TestAClosedSourceIsShown(t *testing.T) {
 	s.inspector.Remove("other")
 	await(p, "and no longer when that has gone", text("#reports"), func(shown string) bool { return !strings.Contains(shown, "other") })
 	p.shows("but of the one that is there", "#reports", "“upstream”")
+
+	// Whoever looks at a source that is taken away is not told that all has ended.
+	p.expect("404")
+	eval[chromedp.Void](p, `globalThis.told = ""; new MutationObserver(() => { told += document.querySelector("#reports").innerText }).observe(document.querySelector("#reports"), {subtree: true, childList: true})`)
+	s.inspector.Remove("upstream")
+	p.shows("at last the reason is told", "#reports", "which is not the name of a source")
+	require.Contains(t, eval[string](p, "told"), "or shows this source no longer")
 }
 
 // A link to the buckets of a source may be opened before the program has added it.

@@ -3,7 +3,7 @@
 import { byId, make, setText } from "./dom.js";
 import { clock } from "./format.js";
 
-const names = { connecting: "connecting …", live: "live", paused: "paused", hidden: "paused while hidden", lost: "connection lost", bye: "the program has stopped", refused: "refused" };
+const names = { connecting: "connecting …", live: "live", paused: "paused", hidden: "paused while hidden", lost: "connection lost", bye: "ended", refused: "refused" };
 
 export class Reports {
   constructor(retry) {
@@ -33,7 +33,7 @@ export class Reports {
     }
     if (state === "connecting") return;
     const since = this.latest == null ? "" : ` The figures are those of ${clock(this.latest)}.`;
-    const what = { lost: "Connection lost.", bye: "The program has stopped.", refused: `The server refused: ${message}.` }[state];
+    const what = { lost: "Connection lost.", bye: "The program has stopped, or shows this source no longer.", refused: `The server refused: ${message}.` }[state];
     if (this.items.get("connection")?.dataset.what !== what + since) {
       this.when = make("span", { class: "when", "aria-hidden": "true" });
       const button = retryAt && make("button", { type: "button", text: "Try now", onclick: () => this.retry() });
