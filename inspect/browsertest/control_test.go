@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
@@ -189,6 +192,28 @@ func TestTheOutageOfASharedBucketIsShown(t *testing.T) {
 	p.shows("the reason", "#refusals", "shared bucket unavailable")
 	p.shows("the table", "#buckets", "bucket unavailable")
 	p.shows("that nobody knows of the spacing", "#spacing .words", "Not counted: the level is in a shared bucket")
+}
+
+// Two processes with a line each share a rate, so each line drains at half of it.
+func TestTheLineOfASharedBucketDrainsAtItsShare(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	server := buckettest.NewMemory()
+	u := s.shaper("upstream", "10/s depth 1000", shaper.WithBucket(server, "k"))
+	s.burst(u, 400)
+	s.burst(made.Shaper(t, "10/s depth 1000", shaper.WithBucket(server, "k")), 400)
+	p := s.openPage(t, linkTo("source", "upstream"))
+	await(p, "the pace is of the share", text("#story"), func(story string) bool {
+		found := regexp.MustCompile(`one every (\d+) ms; the last leaves in (\d+(?:\.\d+)?) s`).FindStringSubmatch(story)
+		if found == nil {
+			return false
+		}
+		every, err := strconv.Atoi(found[1])
+		require.NoError(t, err)
+		last, err := strconv.ParseFloat(found[2], 64)
+		require.NoError(t, err)
+		return every > 150 && every < 250 && last > 50
+	})
 }
 
 // While the excess of reservations drains before it is settled, the page says that the burst is too small;

@@ -8,8 +8,11 @@ export function story(point, bucket, isBucket, closed) {
   if (!point) return "";
   const would = point.dry_run;
   const wait = would ? "would wait" : point.waiting === 1 ? "waits" : "wait";
+  const leave = would ? "would leave" : "leave";
+  // Of a shared rate, a line gets what the lines of other processes leave it.
+  const drains = point.rate * ((point.waiting > 0 && bucket?.shared?.state === "shared" && bucket.shared.share) || 1);
   const weighed = bucket?.weighed; // The rate is one of costs, not of requests.
-  const pace = weighed ? `, ${bucket.quota ? "within the quota, " : ""}for what they cost` : point.rate == null ? "" : `, one every ${duration(1 / point.rate)}`;
+  const pace = weighed ? `, ${bucket.quota ? "within the quota, " : ""}for what they cost` : point.rate == null ? "" : `, one every ${duration(1 / drains)}`;
   if (closed && !(point.held && point.waiting > 0)) {
     if (point.waiting === 0) return "Closed: no more requests are taken, and nobody waits any more.";
     return `Closed: no more requests are taken. ${several(point.waiting, "request")} still ${wait}, and will leave in turn${pace}.`;
@@ -39,13 +42,13 @@ export function story(point, bucket, isBucket, closed) {
     const taken = bucket.in_flight_max === 1 ? "The place in flight is taken" : `All ${count(bucket.in_flight_max)} places in flight are taken`;
     return `${taken}: the next request leaves when one in flight ends.${full ? ` ${fullLine}` : ""}`;
   }
-  if (full) return `${fullLine} The others leave in turn${pace}.`;
+  if (full) return `${fullLine} The others ${leave} in turn${pace}.`;
   if (weighed) {
-    const last = bucket.lineCost > 0 ? `; the last leaves in about ${duration(bucket.lineCost / point.rate)}` : "";
-    return `${several(point.waiting, "request")} ${wait}. They leave in turn${pace}${last}.`;
+    const last = bucket.lineCost > 0 ? `; the last leaves in about ${duration(bucket.lineCost / drains)}` : "";
+    return `${several(point.waiting, "request")} ${wait}. They ${leave} in turn${pace}${last}.`;
   }
-  if (point.arrivals > point.rate * 1.05) return `A burst: more arrive than may leave, so the line grows. Requests leave in turn${pace}.`;
-  return `The line drains: requests leave in turn${pace}; the last ${would ? "would leave" : "leaves"} in ${duration(point.waiting / point.rate)}.`;
+  if (point.arrivals > drains * 1.05) return `A burst: more arrive than may leave, so the line grows. Requests ${leave} in turn${pace}.`;
+  return `The line drains: requests ${leave} in turn${pace}; the last ${would ? leave : "leaves"} in ${duration(point.waiting / drains)}.`;
 }
 
 /** What decides how fast requests leave, in one sentence beside their rates. */
