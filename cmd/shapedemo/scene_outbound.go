@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -213,8 +214,8 @@ func judgeOutbound(info limitsInfo, interval time.Duration, direct, shaped poolR
 	if info.unlimited {
 		return faults
 	}
-	if most := int(float64(info.atOnce) + info.rate*(outboundTime+info.slack()).Seconds()); shaped.served > most {
-		fault("%d calls were served in %s, but only %d may leave in that time", shaped.served, seconds(outboundTime), most)
+	if most := math.Floor(float64(info.atOnce) + info.rate*(outboundTime+info.slack()).Seconds()); float64(shaped.served) > most {
+		fault("%d calls were served in %s, but only %.0f may leave in that time", shaped.served, seconds(outboundTime), most)
 	}
 	return faults
 }

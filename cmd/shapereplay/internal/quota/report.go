@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -56,7 +57,7 @@ func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 	}
 	for _, team := range slices.Sorted(maps.Keys(r.Setup.Weights)) {
 		if d.From != nil && !known[team] {
-			d.Note("-weights names %s, and no call is of that team", report.Quoted(team))
+			d.Note("-weights names %s, and no call is of that team", shown(team))
 		}
 	}
 	if r.NotRun > 0 {
@@ -90,6 +91,9 @@ func calls(n int, one, many string) string {
 	}
 	return report.Number(n) + " calls " + many
 }
+
+// shown returns the name of a team as it is shown.
+func shown(team string) string { return cmp.Or(report.Quoted(team), "(none)") }
 
 // Print writes a document as text, with at most so many teams.
 func Print(w io.Writer, d *Document, teams int) error {
@@ -143,11 +147,7 @@ func (d *Document) teamsTable(most int) string {
 		})
 	}
 	for _, r := range d.Teams[:min(most, len(d.Teams))] {
-		name := report.Quoted(r.Team)
-		if name == "" {
-			name = "(none)"
-		}
-		add(name, report.Number(r.Weight), r)
+		add(shown(r.Team), report.Number(r.Weight), r)
 	}
 	add("(all)", "", &d.All)
 	titles := []string{
