@@ -83,6 +83,20 @@ func TestNothingThatAProviderDoesIsFree(t *testing.T) {
 	}
 }
 
+// A caller may go while the provider is silent. The call has been sent, so its estimate stands, and the record says that nobody got an answer.
+func TestACallerThatGoesBeforeTheAnswerIsCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		g := newRig(t, "openai", llm.Quota{Tokens: 100_000}, next, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(3*time.Second, cancel)
+		g.call("gold", request(ctx, "openai", 1000, 4000, false))
+		require.Equal(t, gateway.StatusGone, g.last(t).Status)
+		require.InDelta(t, 3, g.last(t).Duration, 0)
+		require.Equal(t, uint64(4000), g.Ledger().Status(time.Now(), 1).Hour.Tokens)
+	})
+}
+
 // A thousand faults are a line or two, with their count.
 func TestManyFaultsAreFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -319,7 +319,7 @@ func (c *call) refused(status int) {
 
 // end ends the call.
 func (c *call) end(r *http.Request) {
-	if c.status == 0 && !c.isSent {
+	if c.status == 0 && (!c.isSent || r.Context().Err() == context.Canceled) {
 		c.status = StatusGone
 	}
 	if c.g.config.Record != nil {

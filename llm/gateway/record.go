@@ -11,7 +11,8 @@ import (
 	"example.com/leakybucket/llm"
 )
 
-// StatusGone is the status in a [Record] of a call whose caller went while it waited. net/http has no name for it.
+// StatusGone is the status in a [Record] of a call whose caller went before there was an answer: while the call waited, with a
+// Duration of 0, or at the provider. net/http has no name for it.
 const StatusGone = 499
 
 // A Record tells of one call, when it has ended. As JSON it is a line of a usage log.
