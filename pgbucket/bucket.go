@@ -15,8 +15,9 @@ import (
 )
 
 // A DB runs statements: a [*pgxpool.Pool], a [*pgx.Conn] or a [pgx.Tx]. A [Bucket] uses the
-// last two for one call at a time; nothing else may use them meanwhile. Any other DB must be
-// safe for concurrent use, and must run no statement twice.
+// last two for one call at a time; nothing else may use them meanwhile. Neither is for a service:
+// if a call's context ends before its answer, pgx closes the connection, and all later calls fail.
+// Any other DB must be safe for concurrent use, and must run no statement twice.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
