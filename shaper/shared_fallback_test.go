@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
@@ -168,6 +170,37 @@ func TestLocalFallbackStaysWithinTheRate(t *testing.T) {
 			apart := model.Extra{From: 6 * time.Second, To: 8500 * ms, Cost: int64(float64(p.limits.Rate) * 2.5 * 3 / 4)}
 			p.check(apart)
 		}, shaper.WithFallback(shaper.FallbackLocal(4)))
+	}
+}
+
+// However small the part of a process is, it is a limit, and one that lets a request leave some day.
+func TestTheSmallestPartOfALocalFallbackIsALimit(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	for _, c := range []struct {
+		instances int
+		limits    shaper.Limits
+		at        time.Duration // between two departures
+	}{
+		{300, shaper.Limits{Rate: 1, Burst: 8}, 300*time.Second + 1},
+		{4, shaper.Limits{Rate: rate.Every(year)}, year},
+		{300, shaper.Limits{Rate: rate.Every(year)}, year},
+		{math.MaxInt, shaper.Limits{Rate: 1, Burst: 8}, year},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.Fail(faultOf(buckettest.FailBefore))
+			s := sharedShaper(t, m, c.limits, shaper.WithFallback(shaper.FallbackLocal(c.instances)))
+			for s.Stats().Bucket.State != shaper.BucketLocal {
+				require.False(t, s.Allow())
+			}
+			time.Sleep(2 * year)
+			require.True(t, s.Allow())
+			require.InDelta(t, 1, s.Stats().Level, 1e-6)
+			reject, ok := errors.AsType[*shaper.RejectError](s.Wait(t.Context()))
+			require.True(t, ok)
+			require.Equal(t, shaper.ErrQueueFull, reject.Reason)
+			require.Equal(t, c.at, reject.RetryAfter)
+		})
 	}
 }
 

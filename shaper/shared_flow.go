@@ -176,7 +176,7 @@ func (sf *sharedFlow) checkFallbackLocked(now int64) {
 		sf.fallback = true
 		p := *sf.inForceLocked()
 		whole := sf.Interval
-		p.interval = exact.IntervalOfFraction(whole.Times(n).Whole()+1, 0, 1) // A nanosecond longer rather than a part of one shorter.
+		p.interval = exact.IntervalOfFraction(min(whole.Times(n).Whole(), int64(horizon)-1)+1, 0, 1) // A nanosecond longer rather than a part of one shorter.
 		if n == 1 {
 			p.interval = whole
 		}

@@ -117,7 +117,8 @@ const (
 )
 
 // FallbackLocal lets each process use an equal part of the rate and of the burst (at least
-// 1): Rate / instances, beginning after the last slot that it has had from the [Bucket].
+// 1): Rate / instances, but no less than 1 per 365 days, as there is no slower rate. It begins after
+// the last slot that the process has had from the [Bucket].
 // instances is how many processes there are, at least 1. If some of them can still ask the
 // Bucket, they go on with the whole rate: with m of n cut off, all together let through
 // 1 + m/n times the rate.
