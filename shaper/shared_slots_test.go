@@ -194,6 +194,17 @@ func TestSlowRateWithALittleSlackIsNotStuck(t *testing.T) {
 	})
 }
 
+// A Slack for which no instant of the clock has room must not drop slots before they come.
+func TestTheLongestSlackKeepsTheRateOfASharedBucket(t *testing.T) {
+	share(t, 1, "10/s depth 99 slack 9223372036854775807ns", 2*ms, func(p *processes) {
+		stop := p.saturate(20)
+		defer stop()
+		p.at(2 * time.Second)
+		require.InDelta(t, 20, len(p.instants()), 1)
+		require.Zero(t, p.all[0].Stats().Bucket.Dropped)
+	})
+}
+
 // A cold guard is computed from the number of units that a process says it leases ahead, so the
 // process must never hold more, whatever requests cost and however long round trips get.
 func TestNoProcessHoldsMoreThanItSaysItMay(t *testing.T) {

@@ -121,7 +121,7 @@ func New(key string, guard time.Duration, departures *uint32, total *Counts) Lea
 // longest of the interval, 20 ms, and the time of two round trips.
 func (l *Lease) Lateness() int64 {
 	if slack := l.Slack; slack > 0 {
-		return int64(slack)
+		return int64(min(slack, horizon))
 	}
 	return max(l.Interval.Whole(), int64(defaultSlack), 2*l.RTT+int64(time.Millisecond))
 }
