@@ -204,6 +204,32 @@ func TestTheSmallestPartOfALocalFallbackIsALimit(t *testing.T) {
 	}
 }
 
+// A fallback begins D after the last slot, with no room for a burst. What it waits for is no level that
+// the process has made: otherwise each short outage would hold up all processes for D.
+func TestAShortOutageRaisesNoLevel(t *testing.T) {
+	for _, f := range []shaper.Fallback{shaper.FallbackOpen, shaper.FallbackLocal(2)} {
+		share(t, 2, "100/s burst 20 depth 99 slack 3s", 2*ms, func(p *processes) {
+			stop := p.saturate(40)
+			defer stop()
+			p.at(time.Second)
+			p.Fail(faultOf(buckettest.FailBefore))
+			p.at(2 * time.Second)
+			require.NotEqual(t, shaper.BucketShared, p.all[0].Stats().Bucket.State)
+			require.NoError(t, p.all[0].UpdateLimits(func(l shaper.Limits) shaper.Limits {
+				l.Rate = 50
+				return l
+			}))
+			p.Fail(nil)
+			p.at(6 * time.Second)
+			_, all := p.between(4*time.Second, 6*time.Second)
+			require.InDelta(t, 100, all, 4)
+			stop()
+			p.lateness = 3 * time.Second
+			p.check()
+		}, shaper.WithFallback(f))
+	}
+}
+
 // Where nobody waits the Bucket must be asked all the same, or the fallback would never end.
 func TestFallbackWithoutALineEnds(t *testing.T) {
 	for _, limits := range []string{"100/s", "100/s depth 9"} {

@@ -22,9 +22,10 @@ type sharedFlow struct {
 
 	placeless int32 // how many of the first newcomers in line have no place, at most; see placelessLocked
 
-	failed   error // the latest failure; nil after a success
-	failures int   // in a row
-	fallback bool  // requests leave by the flow's own bucket, at the rate of the Fallback
+	failed   error       // the latest failure; nil after a success
+	failures int         // in a row
+	fallback bool        // requests leave by the flow's own bucket, at the rate of the Fallback
+	fellWith exact.Nanos // when that bucket's level would have reached 0 if none had left in the fallback
 
 	pump  pump
 	meter meter
@@ -99,7 +100,7 @@ func (sf *sharedFlow) changeLocked(to *plan) {
 		sf.adoptLimitsLocked(sf.Rate)
 	}
 	// The level does not change, in cost units.
-	fell := sf.fallback
+	fell, raised := sf.fallback, sf.raisedLocked(now)
 	sf.fallback = false
 	sf.estimateFromLocked(sf.PaceInterval(), now)
 	if fell {
@@ -110,6 +111,7 @@ func (sf *sharedFlow) changeLocked(to *plan) {
 		empty = max(empty, exact.Sum(until, -b.interval.Times(sf.Leased()).Whole()))
 	}
 	b.setEmpty(exact.At(empty), nil)
+	sf.fellWith = b.interval.Minus(b.empty, b.interval.Times(raised))
 }
 
 // adoptLocked puts the rate in force that another process has set.
@@ -183,7 +185,8 @@ func (sf *sharedFlow) checkFallbackLocked(now int64) {
 		p.burst = max(1, sf.Rate.Burst/n)
 		start := max(sf.breaker.OpenedAt, sf.EndsAt) + sf.Lateness() // Whatever others have leased has passed by then.
 		sf.f.bucket.plan = &p
-		sf.f.bucket.setEmpty(p.interval.Plus(exact.At(start), p.interval.Times(p.burst-1)), nil)
+		sf.fellWith = p.interval.Plus(exact.At(start), p.interval.Times(p.burst-1))
+		sf.f.bucket.setEmpty(sf.fellWith, nil)
 		sf.f.notBefore(now) // A request is not late because none could leave.
 		sf.d.markDirtyLocked(sf.f)
 	default:
@@ -197,14 +200,23 @@ func (sf *sharedFlow) checkFallbackLocked(now int64) {
 	}
 }
 
-// levelAsHighLocked returns when the level of the fallback would reach 0 on the [Bucket]'s
-// clock; the zero [Instant] if nothing is known of that clock.
+// levelAsHighLocked returns when the level that has been made in the fallback would reach 0 on the
+// [Bucket]'s clock; the zero [Instant] if none has left in it, or nothing is known of that clock.
 func (sf *sharedFlow) levelAsHighLocked(now int64) Instant {
-	if !sf.Clock.Known() {
+	raised := sf.raisedLocked(now)
+	if raised == 0 || !sf.Clock.Known() {
 		return Instant{}
 	}
-	level := int64(math.Ceil(sf.f.bucket.level(now)))
-	return lease.InstantOf(exact.Sum(sf.Clock.Latest(now), sf.Interval.Times(level).Ceil()))
+	return lease.InstantOf(exact.Sum(sf.Clock.Latest(now), sf.Interval.Times(raised).Ceil()))
+}
+
+// raisedLocked returns the part of the level that has been made by requests which have left in the
+// fallback, rounded up to whole units: all of it, but for what the fallback began with. That keeps
+// requests until the slots of others have passed, and is no level of the [Bucket].
+func (sf *sharedFlow) raisedLocked(now int64) int64 {
+	b := &sf.f.bucket
+	units := min(b.level(now), b.interval.Units(b.interval.Minus(b.empty, sf.fellWith)))
+	return int64(math.Ceil(max(0, units)))
 }
 
 // Without a [Bucket], as many requests as an idle bucket has room for leave at once, and only
