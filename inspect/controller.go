@@ -170,7 +170,7 @@ func (c *controller) hold(want command) (change, error) {
 	what, a := "held", &activeChange{ref: want.ref}
 	if st, inUse := want.ref.stats(); inUse {
 		a.until = st.HeldUntil
-	} else if _, err := limitsNow(want.ref); err == nil {
+	} else if _, err := limitsNow(want.ref); err == nil && !want.of.source.source.read().closed {
 		what, a.until, a.shares = "held, with the keys that share its bucket because there are too many", now.Add(want.span), true
 		if earlier != nil && earlier.until.After(a.until) {
 			a.until = earlier.until

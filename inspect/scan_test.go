@@ -283,3 +283,25 @@ func TestListsTakeLittleMemory(t *testing.T) {
 		}
 	})
 }
+
+// A closed Group refuses all calls, whatever their keys. Its StatsOf tells of a bucket at rate.Inf, of which the
+// page would say that every request leaves at once.
+func TestAClosedGroupHasNoBuckets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := made.Group[string](t, "1/h depth 4")
+		c := newConsole(t, inspect.OfGroup(g))
+		lineUp(t, g, "a", 2)
+		done := make(chan error)
+		go func() { done <- g.Shutdown(t.Context()) }()
+		synctest.Wait()
+		require.Equal(t, http.StatusOK, ask(c, "/api/v1/buckets/one/a").Code, "its line still leaves")
+		require.Equal(t, http.StatusNotFound, ask(c, "/api/v1/buckets/one/b").Code)
+		c.post(t, "/api/v1/limits", `{"source":"one","key":"a","limits":"1/min depth 4","for":"10h"}`)
+		require.NoError(t, <-done)
+		require.ErrorIs(t, g.Wait(t.Context(), "a"), shaper.ErrClosed)
+		require.Equal(t, http.StatusNotFound, ask(c, "/api/v1/buckets/one/a").Code)
+		require.Equal(t, http.StatusNotFound, ask(c, "/api/v1/line/one/a").Code)
+		require.Equal(t, http.StatusConflict, c.send("/api/v1/hold", `{"source":"one","key":"a","for":"1h"}`).Code)
+		require.Equal(t, "limits 1/min depth 4 have ended", c.post(t, "/api/v1/reset", `{"source":"one","key":"a"}`).What)
+	})
+}

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"example.com/leakybucket/shaper"
 )
 
@@ -429,7 +431,15 @@ type groupBucket[K comparable] struct {
 	key   K
 }
 
-func (b *groupBucket[K]) stats() (shaper.Stats, bool) { return b.group.g.StatsOf(b.key) }
+// stats is [shaper.Group.StatsOf], save that no key of a closed Group has the bucket which refuses
+// everything: its Limits would say that every request leaves at once.
+func (b *groupBucket[K]) stats() (shaper.Stats, bool) {
+	st, ok := b.group.g.StatsOf(b.key)
+	if st.Limits == (shaper.Limits{Rate: rate.Inf}) && b.group.g.Closed() {
+		return shaper.Stats{}, false
+	}
+	return st, ok
+}
 
 func (b *groupBucket[K]) line(max int) []shaper.Waiter { return b.group.g.LineOf(b.key, max) }
 
