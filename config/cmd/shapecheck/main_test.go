@@ -177,7 +177,7 @@ func TestHelpIsOnStandardOutput(t *testing.T) {
 
 func TestRulesThatNoKeyInUseReaches(t *testing.T) {
 	// A program on another system may have written the list.
-	const list = "api/premium/1\r\napi/premium\n\nunknown\napi/192.168.11.3"
+	const list = "\ufeffapi/192.168.11.3\r\napi/premium/1\napi/premium\n\nunknown"
 	status, out, problems := shapecheck(t, list, "-keys", "-", "shaper.yaml")
 	require.Equal(t, exitOK, status)
 	require.Contains(t, out, "api: 50/s depth 100")

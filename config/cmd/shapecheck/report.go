@@ -233,8 +233,11 @@ func readList(name string, stdin io.Reader) (keys []string, err error) {
 		stdin = file
 	}
 	lines := bufio.NewReader(stdin)
-	for {
+	for first := true; ; first = false {
 		line, err := lines.ReadString('\n')
+		if first {
+			line = strings.TrimPrefix(line, "\ufeff") // a byte order mark
+		}
 		if line = strings.TrimRight(line, "\r\n"); line != "" {
 			keys = append(keys, line)
 		}
