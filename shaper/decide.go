@@ -367,7 +367,7 @@ func (v *view) depthFor(r *request) int {
 	if r.kind == allow {
 		return 0
 	}
-	return v.limits.Depth + int(v.placeless)
+	return min(v.limits.Depth, math.MaxInt-int(v.placeless)) + int(v.placeless)
 }
 
 // tooCostly reports whether a request of cost n can never fit: it would hold the bucket

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -523,6 +525,7 @@ func TestOnlyDepthMayWaitBeyondTheRoomOfASharedBucket(t *testing.T) {
 		{"50/s burst 100 depth 10", 30, 13},
 		{"50/s depth 10", 1, 11},
 		{"50/s burst 4 depth 10", 9, 11},
+		{"50/s burst 100 depth " + strconv.Itoa(math.MaxInt), 1, 200},
 	} {
 		for name, opts := range map[string][]shaper.Option{"own": nil, "shared": {shaper.WithBucket(buckettest.NewMemory(), "k")}} {
 			t.Run(fmt.Sprintf("%s, costs of %d, %s", c.limits, c.cost, name), func(t *testing.T) {

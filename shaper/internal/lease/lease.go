@@ -117,8 +117,8 @@ func New(key string, guard time.Duration, departures *uint32, total *Counts) Lea
 	return Lease{key: key, Guard: guard, units: units{departures: departures}, tally: tally{total: total}, Pace: 1}
 }
 
-// Lateness is for how long after it was due a unit may be used: Slack if that is set, else the
-// longest of the interval, 20 ms, and the time of two round trips.
+// Lateness is for how long after it was due a unit may be used: Slack if that is set, but at most 365
+// days, else the longest of the interval, 20 ms, and the time of two round trips.
 func (l *Lease) Lateness() int64 {
 	if slack := l.Slack; slack > 0 {
 		return int64(min(slack, horizon))
