@@ -204,6 +204,11 @@ func (c *call) read(r *http.Request) error {
 	}
 	if c.cost, c.isWhole = c.g.cost(p.Counted(c.estimate)), whole; whole {
 		c.body = head
+		if r.Body != nil && r.Body != http.NoBody {
+			// The middleware knows such a body as one that has been read. With one that may be unread it restarts the server's
+			// timeout for reading, which would end the call in mid-answer.
+			r.Body = io.NopCloser(bytes.NewReader(head))
+		}
 	}
 	if c.g.config.Record != nil {
 		c.model = modelOf(r, c.body)

@@ -150,8 +150,9 @@ func TestEventsPassWhenTheyComeAndClientsThatGoFreeTheirPlace(t *testing.T) {
 	}
 }
 
-// The wait before a call is sent again does not use up the server's timeout for the answer, no more than the first one does.
-func TestNoWaitIsTakenOffTheServersTimeout(t *testing.T) {
+// Neither the first wait nor that before a call is sent again uses up the server's timeout for the answer, nor does the timeout for a
+// body that has come end a call in either wait.
+func TestNoWaitIsTakenOffTheServersTimeouts(t *testing.T) {
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		synctest.Test(t, func(t *testing.T) {
 			attempts := 0
@@ -171,7 +172,7 @@ func TestNoWaitIsTakenOffTheServersTimeout(t *testing.T) {
 			protocols := new(http.Protocols)
 			protocols.SetHTTP1(protocol == "HTTP/1.1")
 			protocols.SetUnencryptedHTTP2(protocol == "HTTP/2.0")
-			server := &http.Server{Handler: g, WriteTimeout: 10 * time.Second, Protocols: protocols}
+			server := &http.Server{Handler: g, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, Protocols: protocols}
 			go func() { _ = server.Serve(accepted) }()
 			transport := &http.Transport{
 				Protocols:   protocols,
