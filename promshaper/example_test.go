@@ -15,7 +15,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// An upstream gets 50 requests per second, and each client may send 10 per second, two of
+// An upstream gets 50 requests per second, and each client may send one in ten seconds, two of
 // them at once. Prometheus is told of both.
 func Example() {
 	upstream, err := shaper.New(shaper.Limits{Rate: 50, Depth: 500})
@@ -24,7 +24,7 @@ func Example() {
 	}
 	defer upstream.Close()
 	clients, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
-		return shaper.Limits{Rate: 10, Burst: 2}, nil
+		return shaper.Limits{Rate: 0.1, Burst: 2}, nil
 	})
 	if err != nil {
 		log.Fatal(err)
