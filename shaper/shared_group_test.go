@@ -2,6 +2,7 @@ package shaper_test
 
 import (
 	"context"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -191,6 +192,7 @@ func TestMistakesInSharedOptionsAreNamed(t *testing.T) {
 		"the Bucket is nil":                            {shaper.WithBucket(nil, "k")},
 		"the key of WithBucket is empty":               {shaper.WithBucket(m, "")},
 		"WithFallback is FallbackLocal(0), must be":    {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(0))},
+		"WithFallback is FallbackLocal(-":              {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(math.MinInt))},
 		"WithFallback is FallbackLocal(-7), must be":   {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(-7))},
 		"WithRateVersion is 0, must be":                {shaper.WithBucket(m, "k"), shaper.WithRateVersion(0)},
 		"WithRateVersion is -3, must be":               {shaper.WithBucket(m, "k"), shaper.WithRateVersion(-3)},

@@ -3,6 +3,7 @@ package shaper
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"example.com/leakybucket/shaper/shared"
@@ -124,7 +125,7 @@ const (
 // 1 + m/n times the rate.
 func FallbackLocal(instances int) Fallback {
 	if instances < 1 {
-		return Fallback(instances - 1) // Below 0, so that it is told from FallbackClosed.
+		return Fallback(max(instances, math.MinInt+1) - 1) // Below 0, so that it is told from FallbackClosed.
 	}
 	return Fallback(instances)
 }
