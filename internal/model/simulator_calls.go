@@ -1,6 +1,7 @@
 package model
 
 import (
+	"math"
 	"math/big"
 	"slices"
 )
@@ -279,6 +280,7 @@ func (m *simulator) stats(race bool) Look {
 	}
 	if !race {
 		l.Totals, l.Last = m.totals, m.last
+		l.Totals.Reserved = AtMostMaxInt(m.totals.Reserved)
 	}
 	return l
 }
@@ -302,3 +304,7 @@ func (m *simulator) leaveOpen(why string) {
 		m.open = why
 	}
 }
+
+// AtMostMaxInt returns a sum of reserved units as Stats shows it: a sum above the greatest int, which became
+// negative, is the greatest int.
+func AtMostMaxInt(sum int) int { return int(min(uint64(sum), math.MaxInt)) }
