@@ -377,7 +377,8 @@ func answering(t *testing.T) *inspect.Inspector {
 	}
 	settles[0](13)
 	settles[1](22)
-	time.Sleep(100 * time.Second) // All has drained.
+	// All has drained. Samples are taken at whole tenths of a second, and nothing else happens then.
+	time.Sleep(100*time.Second + 30*time.Millisecond)
 	settles[2](5)
 
 	server := buckettest.NewMemory()
@@ -397,7 +398,6 @@ func answering(t *testing.T) *inspect.Inspector {
 
 	require.Equal(t, http.StatusOK, ask(c, "/api/v1/what-if?source=one&limits=2/s").Code)
 	ctx, giveUp := context.WithCancel(t.Context())
-	time.Sleep(30 * time.Millisecond)  // Samples are taken at whole tenths of a second.
 	turnsOf(t, c, "/api/v1/keys/one/") // Departures are noted from now on.
 	time.Sleep(500 * time.Millisecond)
 	comes(fair, "bb", 7)

@@ -86,14 +86,16 @@ func TestMostSpacingsAreEvenHoweverLongWakingTakes(t *testing.T) {
 func TestAThreadIsWokenBeforeTheSlotComes(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	epoch := time.Now()
-	var l Lead
 	var ran atomic.Bool
-	go ran.Store(true)
-	idle := l.Await(int64(time.Since(epoch))+int64(lookUpTo)/2, epoch)
-	require.True(t, ran.Load())
-	if l.paused == 0 && l.busy == 0 { // the machine did not stall
-		require.True(t, idle)
+	for range 2 { // The runtime's scheduler takes the goroutine that has yielded first, once in 61 times.
+		var l Lead
+		go ran.Store(true)
+		idle := l.Await(int64(time.Since(epoch))+int64(lookUpTo)/2, epoch)
+		if l.paused == 0 && l.busy == 0 { // the machine did not stall
+			require.True(t, idle)
+		}
 	}
+	require.True(t, ran.Load())
 }
 
 // Where others always have work, a yield before each slot would make each slot late, and one
