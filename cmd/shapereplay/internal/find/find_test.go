@@ -196,6 +196,8 @@ func TestWhatIsFoundIsWrittenAsPeopleWriteIt(t *testing.T) {
 		{"wait=1s", "1/s", arrivals{"a": every(time.Second/8, 100)}, "7.41/s depth 8 wait 1s"},
 		{"wait=0s", "1/s", arrivals{"a": every(time.Second/8, 100)}, "8/s depth 0"},
 		{"wait=1s", "1/s", arrivals{"a": ten}, "9/s depth 9 wait 1s"},
+		{"wait=1s", "1/s slack 5ms inflight 4", arrivals{"a": ten}, "9/s depth 9 wait 1s slack 5ms inflight 4"},
+		{"wait=0s", "1/s depth 3 slack 5ms inflight 4", arrivals{"a": every(time.Second/8, 100)}, "8/s depth 0 inflight 4"},
 		{"wait=1500ms", "1/s burst 4", arrivals{"a": ten}, "4/s burst 4 depth 6 wait 1500ms"},
 		{"wait=1s refused=20%", "1/s", arrivals{"a": ten}, "7/s depth 7 wait 1s"},
 		{"wait=0s burst=10", "1/s", arrivals{"a": ten}, "1/d burst 10 depth 0"},

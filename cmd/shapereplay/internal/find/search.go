@@ -110,14 +110,16 @@ func (g Goal) Search(ctx context.Context, r *simulate.Rule) (Found, error) {
 	return f, nil
 }
 
-// limits returns the limits with a rate and a depth that are tried for a rule.
+// limits returns the limits with a rate and a depth that are tried for a rule. What a replay leaves out stays as the
+// rule has it, as they are to take the place of the rule.
 func (g Goal) limits(r *simulate.Rule, c candidate, depth int) shaper.Limits {
-	l := shaper.Limits{Rate: c.rate, Burst: r.Limits.Burst, Depth: depth, MaxWait: g.Wait}
+	l := r.Limits
+	l.Rate, l.Depth, l.MaxWait = c.rate, depth, g.Wait
 	if g.Burst > 0 {
 		l.Burst = g.Burst
 	}
 	if depth == 0 {
-		l.MaxWait = 0 // No request waits.
+		l.MaxWait, l.Slack = 0, 0 // No request waits.
 	}
 	return l
 }
