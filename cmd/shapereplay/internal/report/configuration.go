@@ -381,8 +381,10 @@ func nginxRate(r rate.Limit) (text string, comments []string) {
 func nginxBurst(l shaper.Limits) (text string, comments []string) {
 	atOnce, depth := max(l.Burst, 1)-1, l.Depth
 	if l.MaxWait > 0 {
-		if most := l.MaxWait.Seconds() * float64(l.Rate); most < float64(depth) {
-			depth = int(most)
+		byRate := l
+		byRate.InFlight = 0
+		if most := limitwords.BurstOf(byRate).Waiting; most < depth {
+			depth = most
 			comments = append(comments, fmt.Sprintf("nginx has no longest wait, so there is room for what leaves within %s", limitwords.Seconds(l.MaxWait.Seconds())))
 		}
 	}

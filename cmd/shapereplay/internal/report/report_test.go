@@ -137,6 +137,12 @@ func TestALongWaitLeavesTheDepthAsItIs(t *testing.T) {
 	require.Empty(t, differences)
 }
 
+// The shaper admits what waits for exactly as long as it may, and in floating point 0.58 · 50 is less than 29.
+func TestAWaitLeavesRoomForAllThatLeaveWithinIt(t *testing.T) {
+	burst, _ := nginxBurst(shaper.Limits{Rate: 50, Depth: 100, MaxWait: 580 * time.Millisecond, InFlight: 40})
+	require.Equal(t, " burst=29", burst)
+}
+
 // caddyshaper's tests adapt this file.
 const caddyfile = "../../../../caddyshaper/testdata/replayed.caddyfile"
 
