@@ -24,7 +24,7 @@ type Record struct {
 	Actual   *Actual   `json:"actual"`   // nil: none was reported, and the estimate was charged
 	Waited   float64   `json:"waited"`   // seconds in line
 	Duration float64   `json:"duration"` // seconds from leaving the line until the end of the answer
-	Status   int       `json:"status"`   // that the caller got: 429 if the gateway has refused the call, and StatusGone
+	Status   int       `json:"status"`   // that the caller got: 429 or 503 if the gateway has refused the call, and StatusGone
 
 	HeldByProvider bool `json:"held_by_provider,omitempty"` // the provider had refused the call before
 }

@@ -125,6 +125,21 @@ func TestWhatALogCanNotTell(t *testing.T) {
 	require.EqualValues(t, 7000, r.All.Tokens)
 }
 
+// What never came to the line then would not come to it now, and a gateway that ends refuses with 503.
+func TestCallsThatTheGatewayHasAnswered(t *testing.T) {
+	answered := func(status int) accesslog.Record {
+		return accesslog.Record{At: start, Status: status, Call: &accesslog.Call{Team: "a", Estimate: llm.Usage{Input: 1000, Output: 1000}}}
+	}
+	failed := call(0, "a")
+	failed.Status = 503 // By the provider, which has taken time for it.
+	r := replayed(t, nil, answered(400), answered(401), answered(413), answered(503), answered(429), failed)
+	require.Equal(t, 3, r.NotInLine)
+	require.Equal(t, 2, r.NotRun)
+	require.Equal(t, 3, r.All.Now.Calls)
+	require.Equal(t, 2, r.All.Then.Refused)
+	require.Zero(t, r.Unknown)
+}
+
 // The use of a quota is told on average and of the fullest minute.
 func TestHowMuchOfAQuotaIsUsed(t *testing.T) {
 	var calls []accesslog.Record

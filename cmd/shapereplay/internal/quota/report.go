@@ -64,6 +64,9 @@ func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 		d.Note("%s refused then, or the client went while it waited: nobody knows how long such a call would have taken. "+
 			"It is replayed with its estimate, which stands", calls(r.NotRun, "was", "were"))
 	}
+	if r.NotInLine > 0 {
+		d.Note("%s no valid token of the gateway, or a body that did not come: left out", calls(r.NotInLine, "had", "had"))
+	}
 	if r.Unknown > 0 {
 		d.Note("%s ended without a usage: the estimate of each stands", calls(r.Unknown, "has", "have"))
 	}

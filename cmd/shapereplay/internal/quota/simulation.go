@@ -10,6 +10,8 @@
 //     beginning of the log.
 //   - A call that was refused then, or whose client went, did not run: nobody knows how long it would
 //     have taken. It is replayed with its estimate, and ends at once, so its estimate stands.
+//   - A call that had no valid token of the gateway, or whose body did not come, would not come to the
+//     line now either. It is left out.
 //   - No client gives up, and none that is refused comes again; a log may have the retries of then.
 //   - Holds, and what the provider said was left, are of then. They are left out.
 package quota
@@ -20,6 +22,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -106,6 +109,10 @@ func (s *Simulation) Arrive(r *accesslog.Record) {
 		s.result.First = r.At
 	}
 	s.result.Last = r.At
+	if !ran(r) && !cameToLine(r) {
+		s.result.NotInLine++
+		return
+	}
 	t := s.teams[r.Call.Team]
 	if t == nil {
 		t = &Team{Team: r.Call.Team, Weight: cmp.Or(s.setup.Weights[r.Call.Team], 1)}
@@ -122,7 +129,7 @@ func (s *Simulation) Arrive(r *accesslog.Record) {
 		charged, actual = settled, s.setup.Quota.Cost(settled)
 	}
 	for _, to := range []*Outcome{&t.Then, &s.result.All.Then} {
-		to.add(r.Status == tooManyRequests && r.Call.Took == 0, r.Call.Waited)
+		to.add(!ran(r) && r.Status != clientHasGone, r.Call.Waited)
 	}
 	s.bucket.Arrive(r.At.Sub(s.result.First), &replay.Call{
 		Key: t.Team, Weight: t.Weight, Estimate: s.setup.Quota.Cost(estimate), Actual: actual, Took: r.Call.Took,
@@ -140,14 +147,22 @@ func (s *Simulation) Arrive(r *accesslog.Record) {
 	})
 }
 
-const (
-	tooManyRequests = 429
-	clientHasGone   = 499
-)
+// clientHasGone is the status of a call whose client went before there was an answer.
+const clientHasGone = 499
 
 // ran reports whether the provider was called for a call, so that it is known how long that took.
 func ran(r *accesslog.Record) bool {
-	return r.Call.Took > 0 || r.Call.Known || r.Status != tooManyRequests && r.Status != clientHasGone
+	return r.Call.Took > 0 || r.Call.Known || r.Status < http.StatusBadRequest
+}
+
+// cameToLine reports whether a call that did not run was refused by the line, or was in it. Else the gateway has answered
+// before: it did not know whose call it was, or could not read the body.
+func cameToLine(r *accesslog.Record) bool {
+	switch r.Status {
+	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusRequestEntityTooLarge:
+		return false
+	}
+	return true
 }
 
 // take counts what a call takes that leaves at an instant.
@@ -223,6 +238,7 @@ type Result struct {
 	Settled     replay.Settled
 	Unknown     int // calls that have ended without usage, so that their estimate stands
 	NotRun      int // calls that were refused then, or whose client went
+	NotInLine   int // calls that the gateway has answered before they came to the line, which are left out
 
 	until time.Duration // when the last call left
 	taken amounts
