@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +59,7 @@ func TestARefusalWithoutErrorRoutesHasItsStatusAndFields(t *testing.T) {
 		retry_spread 1h
 	}`+proxied)
 	require.Equal(t, "1", s.get("/").header.Get("X-RateLimit-Limit"))
+	asked := time.Now()
 	a := s.get("/")
 	require.Equal(t, "0", a.header.Get("X-RateLimit-Remaining"))
 	require.Equal(t, 429, a.status)
@@ -65,6 +67,11 @@ func TestARefusalWithoutErrorRoutesHasItsStatusAndFields(t *testing.T) {
 	require.NotEmpty(t, after)
 	// Whichever field a client obeys, it comes at the same time.
 	require.Regexp(t, `^"http://shop.example";r=0;t=`+after+`$`, a.header.Get("RateLimit"))
+	reset, err := strconv.ParseInt(a.header.Get("X-RateLimit-Reset"), 10, 64)
+	require.NoError(t, err)
+	seconds, err := time.ParseDuration(after + "s")
+	require.NoError(t, err)
+	require.WithinRange(t, time.Unix(reset, 0), asked.Add(seconds), time.Now().Add(seconds+time.Second))
 }
 
 const problemOfMeter = `{"title":"Too Many Requests","status":429,"detail":"More requests have come than the limit allows."}` + "\n"

@@ -31,20 +31,8 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		s.failures.note(a.status, s.lines.redact(err))
 	}
 	h := w.Header()
-	if after := a.header.Get("Retry-After"); after != "" {
-		later := after
-		if s.gateway == nil { // else the gateway has added it, as the body may say the time too
-			later = spread(after, time.Duration(s.RetrySpread))
-		}
-		a.header.Set("Retry-After", later)
-		// RateLimit was set for the exact time. A client must not come too early, whichever
-		// of the two it obeys.
-		if fields := h["Ratelimit"]; len(fields) > 0 {
-			last := &fields[len(fields)-1]
-			if limit, ok := strings.CutSuffix(*last, ";t="+after); ok {
-				*last = limit + ";t=" + later
-			}
-		}
+	if s.gateway == nil { // else the gateway has done it, as the body may say the time too
+		s.spread(a.header, h)
 	}
 	if len(s.errors) > 0 {
 		if failed := caddyhttp.Error(a.status, err); s.errors.answer(r, failed) {
@@ -163,14 +151,29 @@ func (l *failureLog) close() {
 	}
 }
 
-// spread adds a random number of whole seconds, from 0 to most and each equally likely, to a
-// number of seconds.
-func spread(seconds string, most time.Duration) string {
-	n, err := strconv.ParseInt(seconds, 10, 64)
+// spread adds a random number of whole seconds, from 0 to RetrySpread and each equally likely, to the Retry-After of
+// a refusal. The fields in limits were set for the exact time, and get the same number: a client must
+// not come too early, nor together with the others, whichever of them it obeys.
+func (s *Shape) spread(refusal, limits http.Header) {
+	after := refusal.Get("Retry-After")
+	n, err := strconv.ParseInt(after, 10, 64)
+	most := time.Duration(s.RetrySpread)
 	if err != nil || most < time.Second {
-		return seconds
+		return
 	}
-	return strconv.FormatInt(n+rand.Int64N(int64(most/time.Second)+1), 10)
+	more := rand.Int64N(int64(most/time.Second) + 1)
+	later := strconv.FormatInt(n+more, 10)
+	refusal.Set("Retry-After", later)
+	if fields := limits["Ratelimit"]; len(fields) > 0 {
+		last := &fields[len(fields)-1]
+		if limit, ok := strings.CutSuffix(*last, ";t="+after); ok {
+			*last = limit + ";t=" + later
+		}
+	}
+	const reset = "X-RateLimit-Reset"
+	if at, err := strconv.ParseInt(limits.Get(reset), 10, 64); err == nil && s.XRateLimitHeaders {
+		limits.Set(reset, strconv.FormatInt(at+more, 10))
+	}
 }
 
 // An answer takes what [shaper.WriteError] writes.
