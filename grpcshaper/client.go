@@ -91,7 +91,7 @@ func (s *clientStream) RecvMsg(m any) error {
 	}
 	// It waits for the caller's context, because after the only message of a stream its own
 	// has ended.
-	release, err := s.enter(s.caller, m)
+	release, err := s.enter(s.caller, s.cost(s.caller, s.method, m))
 	if err != nil {
 		return s.refuse(err)
 	}
@@ -102,7 +102,7 @@ func (s *clientStream) RecvMsg(m any) error {
 func (s *clientStream) SendMsg(m any) error {
 	if s.eachSent {
 		s.received.giveBack() // Else a stream would wait for the seat that it has itself.
-		release, err := s.enter(s.ctx, m)
+		release, err := s.enter(s.ctx, s.cost(s.ctx, s.method, m))
 		switch {
 		case err == nil:
 			defer release()
@@ -142,14 +142,14 @@ func (s *clientStream) outcome(err error) error {
 func UnaryClientInterceptor(l shaper.Limiter, opts ...Option) grpc.UnaryClientInterceptor {
 	g := newGate("UnaryClientInterceptor", l, opts)
 	return func(ctx context.Context, method string, request, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		p, waits, err := g.passageOf(ctx, method)
+		p, waits, err := g.passageOf(ctx, method, request, true)
 		if err != nil {
 			return refused(ctx, err, 0)
 		}
 		if !waits {
 			return invoker(ctx, method, request, reply, cc, opts...)
 		}
-		release, err := p.enter(ctx, request)
+		release, err := p.enter(ctx, p.n)
 		defer release()
 		if err != nil {
 			return refused(ctx, err, 0)
@@ -167,7 +167,7 @@ func UnaryClientInterceptor(l shaper.Limiter, opts ...Option) grpc.UnaryClientIn
 func StreamClientInterceptor(l shaper.Limiter, opts ...Option) grpc.StreamClientInterceptor {
 	g := newGate("StreamClientInterceptor", l, opts)
 	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		p, waits, err := g.passageOf(ctx, method)
+		p, waits, err := g.passageOf(ctx, method, nil, !g.eachMessage())
 		if err != nil {
 			return nil, refused(ctx, err, 0)
 		}
@@ -176,7 +176,7 @@ func StreamClientInterceptor(l shaper.Limiter, opts ...Option) grpc.StreamClient
 		}
 		s := &clientStream{passage: p, desc: desc, caller: ctx}
 		if !g.eachMessage() {
-			release, err := p.enter(ctx, nil)
+			release, err := p.enter(ctx, p.n)
 			if err != nil {
 				return nil, refused(ctx, err, 0)
 			}

@@ -118,6 +118,24 @@ func TestClientRefusesCallsWhoseKeyFails(t *testing.T) {
 	})
 }
 
+// A health check without the metadata that others have must not fail.
+func TestACallOfNoCostNeedsNoKey(t *testing.T) {
+	bubble(t, func(t *testing.T, since func() time.Duration) {
+		l := grpcshaper.PerKey(made.Group[string](t, "1/s"), grpcshaper.ByMetadata("a b"))
+		free := grpcshaper.WithCost(func(context.Context, string, any) int { return 0 })
+		r := connect(t, service{}, []grpc.ServerOption{
+			grpc.UnaryInterceptor(grpcshaper.UnaryServerInterceptor(l, free)),
+			grpc.StreamInterceptor(grpcshaper.StreamServerInterceptor(l, free)),
+		}, []grpc.DialOption{
+			grpc.WithUnaryInterceptor(grpcshaper.UnaryClientInterceptor(l, free)),
+			grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(l, free)),
+		})
+		require.NoError(t, r.call(t.Context()))
+		_, err := r.stream(t.Context())
+		require.Equal(t, io.EOF, err)
+	})
+}
+
 // refusing returns the status of a server that refuses.
 func refusing(code codes.Code, delays ...time.Duration) error {
 	st := status.New(code, "refused")

@@ -49,25 +49,32 @@ type passage struct {
 	*gate
 	bucket bucket
 	method string
+	n      int // what the call costs, unless its messages wait
 }
 
-// passageOf returns the passage of a call; ok reports whether there is one, and not a method
-// that is skipped.
-func (g *gate) passageOf(ctx context.Context, method string) (p passage, ok bool, err error) {
+// passageOf returns the passage of a call with a request, which is nil for a stream; whole reports whether the
+// call waits, and not its messages. ok reports whether there is a passage, and not a method that is skipped.
+func (g *gate) passageOf(ctx context.Context, method string, request any, whole bool) (p passage, ok bool, err error) {
 	if g.skip(method) {
 		return passage{}, false, nil
 	}
 	p = passage{gate: g, bucket: g.bucket, method: method}
-	if g.keyed != nil {
+	if whole {
+		p.n = g.cost(ctx, method, request)
+	}
+	switch {
+	case g.keyed == nil:
+	case whole && p.n == 0: // It passes untouched, and its key is not asked for.
+		p.bucket = open{}
+	default:
 		p.bucket, err = g.keyed.bucketOf(ctx, method)
 	}
 	return p, true, err
 }
 
-// enter lets a call or a message wait. release must be called when it has ended; it is never
+// enter lets a call or a message of cost n wait. release must be called when it has ended; it is never
 // nil. The error comes from the Limiter.
-func (p passage) enter(ctx context.Context, message any) (release func(), err error) {
-	n := p.cost(ctx, p.method, message)
+func (p passage) enter(ctx context.Context, n int) (release func(), err error) {
 	switch {
 	case n < 0:
 		// In a dry run a call without a key has no bucket that would notice.

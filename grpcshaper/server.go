@@ -14,10 +14,10 @@ import (
 func UnaryServerInterceptor(l shaper.Limiter, opts ...Option) grpc.UnaryServerInterceptor {
 	g := newGate("UnaryServerInterceptor", l, opts)
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		p, waits, err := g.passageOf(ctx, info.FullMethod)
+		p, waits, err := g.passageOf(ctx, info.FullMethod, request, true)
 		if err == nil && waits {
 			var release func()
-			release, err = p.enter(ctx, request)
+			release, err = p.enter(ctx, p.n)
 			defer release()
 		}
 		if err != nil {
@@ -37,7 +37,7 @@ func StreamServerInterceptor(l shaper.Limiter, opts ...Option) grpc.StreamServer
 	g := newGate("StreamServerInterceptor", l, opts)
 	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 		ctx := stream.Context()
-		p, waits, err := g.passageOf(ctx, info.FullMethod)
+		p, waits, err := g.passageOf(ctx, info.FullMethod, nil, !g.eachMessage())
 		if err == nil && waits && g.eachMessage() {
 			s := &serverStream{ServerStream: stream, passage: p}
 			defer s.received.end()
@@ -45,7 +45,7 @@ func StreamServerInterceptor(l shaper.Limiter, opts ...Option) grpc.StreamServer
 		}
 		if err == nil && waits {
 			var release func()
-			release, err = p.enter(ctx, nil)
+			release, err = p.enter(ctx, p.n)
 			defer release()
 		}
 		if err != nil {
@@ -103,7 +103,7 @@ func (s *serverStream) SendMsg(m any) error {
 // same error from then on.
 func (s *serverStream) enter(m any) (release func(), err error) {
 	ctx := s.Context()
-	release, err = s.passage.enter(ctx, m)
+	release, err = s.passage.enter(ctx, s.cost(ctx, s.method, m))
 	if err != nil {
 		err = refused(ctx, err, s.retrySpread)
 		if s.ended.CompareAndSwap(nil, &err) {
