@@ -57,7 +57,8 @@ func actual(r *http.Response, s *shaper.Shaper, q Quota, p Provider) func() int 
 		}
 	}
 	body := &metered{ReadCloser: r.Body, meter: NewMeter(p, r.StatusCode, r.Header)}
-	if r.Body != nil {
+	if r.Body != nil && r.Body != http.NoBody && body.meter.events != nil {
+		// Another body stays what it is. After an upgrade it can be written to.
 		r.Body = body
 	}
 	return func() int { return body.cost(q) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"sync"
 	"testing"
@@ -293,6 +294,29 @@ func TestAProviderWithoutFunctions(t *testing.T) {
 		require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 800, Most: 1000}))
 		require.Equal(t, 10_000, p.level(), "everything counts")
 	})
+}
+
+// answering is a RoundTripper that has one response.
+type answering struct{ *http.Response }
+
+func (a answering) RoundTrip(*http.Request) (*http.Response, error) { return a.Response, nil }
+
+// A body that can have no usage stays what it is: after an upgrade it can be written to, and a response without a body need not be
+// closed to be settled.
+func TestABodyThatHasNoUsageStaysAsItIs(t *testing.T) {
+	client, server := net.Pipe()
+	defer server.Close()
+	for status, body := range map[int]io.ReadCloser{http.StatusSwitchingProtocols: client, http.StatusOK: http.NoBody} {
+		p := newPaced(t, dialects[0], llm.Quota{Requests: 500}, 30*time.Second, nil)
+		p.Base = answering{&http.Response{StatusCode: status, Header: http.Header{}, Body: body}}
+		response, err := p.RoundTrip(llmtest.NewRequest(t.Context(), p.Dialect, llmtest.Call{}))
+		require.NoError(t, err)
+		if status == http.StatusSwitchingProtocols {
+			require.Implements(t, (*io.Writer)(nil), response.Body)
+			require.NoError(t, response.Body.Close())
+		}
+		require.Zero(t, p.shaper.Stats().Reserved, status)
+	}
 }
 
 // A request that can't be estimated is not sent.
