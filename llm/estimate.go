@@ -61,11 +61,11 @@ func takesNone(r *http.Request) bool {
 
 // takingNone are the ends of the paths of such requests.
 var takingNone = []string{
-	"/count_tokens", "/messages/batches", // Anthropic
-	"/responses/input_tokens",               // OpenAI
+	"/count_tokens",                     // Anthropic
+	"/responses/input_tokens", "/parts", // OpenAI; a file may be sent in parts
 	":countTokens", ":batchGenerateContent", // Gemini
-	"/count-tokens", // Bedrock
-	"/files",        // several
+	"/count-tokens",      // Bedrock
+	"/files", "/batches", // several
 }
 
 // Peek reads the beginning of the body of a request, at most 1 MiB of it, and reports whether that is the whole body. The

@@ -39,10 +39,11 @@ var OpenAI = Provider{
 			return Usage{}, false // Most events of a stream; it spares the decoding.
 		}
 		var e struct {
+			Object   string
 			Usage    openAIUsage
 			Response struct{ Usage openAIUsage } // the events response.completed and the like
 		}
-		if !decode(event, &e) {
+		if !decode(event, &e) || e.Object == "batch" { // A batch has the usage of all its calls, whose limits are others.
 			return Usage{}, false
 		}
 		if u, ok = e.Usage.usage(); ok {

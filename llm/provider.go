@@ -119,7 +119,7 @@ type ceiling int
 
 // UnmarshalJSON never returns an error.
 func (c *ceiling) UnmarshalJSON(text []byte) error {
-	if n, err := strconv.ParseFloat(string(text), 64); err == nil && n > 0 {
+	if n, _ := strconv.ParseFloat(string(text), 64); n > 0 { // It is 0 for what is no number, and infinite for one that does not fit.
 		*c = math.MaxInt
 		if n < math.MaxInt32 {
 			*c = ceiling(math.Ceil(n))
