@@ -103,7 +103,7 @@ func (s *Shape) withoutQuota() error {
 }
 
 // fieldsOfKeys matches the part of a key that is one of the fields in which callers send their keys, or has it as a placeholder.
-var fieldsOfKeys = regexp.MustCompile(`(?i)^header:(authorization|(x-(goog-)?)?api-key)$|header\.(authorization|(x-(goog-)?)?api-key)\b`)
+var fieldsOfKeys = regexp.MustCompile(`(?i)^header:(authorization|(x-(goog-)?)?api-key)$|header\.(authorization|(x-(goog-)?)?api-key)\b|query\.key\b`)
 
 // readQuota checks what is said of a quota, and what stands beside it.
 func readQuota(s *Shape, set *settings) error {

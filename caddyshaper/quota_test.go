@@ -224,6 +224,7 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 		{q + "team_metrics", `team_metrics: takes one word, got 0`},
 		{q + "fair team", `fair: "team" is the owner of a token, and teams names no file of them`},
 		{q + "fair header Authorization", `fair: "header:Authorization" would show keys in metrics and logs`},
+		{q + "fair {query.key}", `fair: "{http.request.uri.query.key}" would show keys in metrics and logs`},
 		{q + "fair {header.X-Api-Key}", `fair: "{http.request.header.X-Api-Key}" would show keys in metrics and logs`},
 		{"limits 5/s\n depth 5", `depth: it is for a quota, and there is none`},
 		{"limits 5/s\n usage stdout", `usage: it is for a quota, and there is none`},
