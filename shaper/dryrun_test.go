@@ -383,6 +383,7 @@ func TestARetryThroughADryRunWaitsAsItWasAskedTo(t *testing.T) {
 		"alone":      func(dry *shaper.Shaper) shaper.Limiter { return dry },
 		"in a chain": func(dry *shaper.Shaper) shaper.Limiter { return shaper.Chain(dry, rate.NewLimiter(rate.Inf, 1)) },
 		"embedded":   func(dry *shaper.Shaper) shaper.Limiter { return ownWait{dry, new(int)} },
+		"as a key":   func(dry *shaper.Shaper) shaper.Limiter { return struct{ *shaper.KeyLimiter }{dry.For("")} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

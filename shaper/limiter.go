@@ -273,7 +273,7 @@ func (f foreign) stats() (st Stats, ok bool) {
 	return st, ok
 }
 
-// mayDryRun reports whether the [Limiter] embeds a [*Shaper] or a [*Group] in a dry run.
+// mayDryRun reports whether the [Limiter] embeds one of this package's in a dry run.
 func (f foreign) mayDryRun() bool {
 	l, ok := f.Limiter.(interface{ mayDryRun() bool })
 	return ok && l.mayDryRun()
@@ -346,6 +346,9 @@ func (l *KeyLimiter) Hold(d time.Duration) { l.made().hold(context.Background(),
 // the limits function returns an error, only the name is set. Of a [Shaper] it is [Shaper.Stats], for
 // all keys together.
 func (l *KeyLimiter) Stats() Stats { return l.made().state() }
+
+// mayDryRun is for a type that embeds a KeyLimiter; see foreign.
+func (l *KeyLimiter) mayDryRun() bool { return l.made().mayDryRun() }
 
 // Limiter returns the bucket of a key as a [Limiter], for a [Transport], a [Chain] or a
 // [Middleware].
