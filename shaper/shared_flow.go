@@ -282,6 +282,8 @@ func (sf *sharedFlow) decideLocked(now int64, r *request) (dec decision, handled
 		v := f.view()
 		wait := v.expected(f.bucket.wait(now, v.ahead, r.cost))
 		return sf.refuseFullLocked(now, r, max(wait, shortestSeatWait)), true
+	case asks && r.deadline <= now: // It is too late, whatever the Bucket says.
+		return d.refuseLocked(f, now, r, rejection{reason: refusedLate, also: missedDeadline}), true
 	case asks:
 		if f.capped() {
 			f.lineOrNew().seatsTaken++ // It is given back if the Bucket refuses.

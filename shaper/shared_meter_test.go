@@ -53,6 +53,18 @@ func TestMeterAsksOnceAndItsRetryAfterIsExact(t *testing.T) {
 	}
 }
 
+// A deadline that has passed is too late, whatever the Bucket would say.
+func TestAPassedDeadlineAsksNoBucket(t *testing.T) {
+	share(t, 1, "10/s", 0, func(p *processes) {
+		err := p.wait(overdue{p.t.Context(), time.Now()}, 0, 1)
+		require.ErrorIs(t, err, shaper.ErrTooLate)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		takes, _ := p.takes()
+		require.Empty(t, takes)
+		p.check()
+	})
+}
+
 // AllowN asks for itself too, but where requests wait it neither asks nor overtakes, and is
 // told to come when they have left.
 func TestMeterNeverOvertakesTheLine(t *testing.T) {
