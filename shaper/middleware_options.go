@@ -297,7 +297,8 @@ func (o rateLimitFields) applyMiddleware(to *middlewareOptions) { to.rateLimitFi
 // Here q is how many requests an empty bucket admits at once: [Limits.Burst] of them leave
 // and [Limits.Depth] wait. w is the time in which q of them drain. r is how many requests the
 // bucket would admit now: the free units, floor(Burst − level), plus the places that
-// are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0.
+// are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0, and while
+// a [Bucket] can't be asked it is what [WithFallback] still admits.
 // While the line is held no units are free, and while the bucket is blocked ([WithBlock])
 // r is 0. With [Limits.InFlight], which q does not include, at most as many units are free
 // as seats, except in a dry run, where no request has one. Units and places are added as if
@@ -361,13 +362,16 @@ func rateLimitOf(l inner, err error, a httpin.Response) (fields httpfield.RateLi
 	quota := exact.Sum(burst, depth)
 
 	var free int64
-	if !errors.Is(err, ErrClosed) {
+	if !errors.Is(err, ErrClosed) && st.Bucket.State != BucketDown {
 		units := max(0, min(math.Floor(float64(burst)-st.Level), httpfield.MaxInteger))
 		switch {
 		case !st.HeldUntil.IsZero():
 			units = 0
 		case st.Limits.InFlight > 0 && !st.DryRun: // No request of a shadow has a seat.
 			units = min(units, float64(max(0, st.Limits.InFlight-st.InFlight)))
+		}
+		if st.Bucket.State == BucketLocal { // The burst is a part of Limits.Burst.
+			units = min(units, float64(st.Free))
 		}
 		free = exact.Sum(int64(units), max(0, depth-int64(st.Waiting)))
 	}
