@@ -3,6 +3,7 @@ package caddyshaper
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/llm/gateway"
@@ -147,6 +149,10 @@ func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*e
 			return nil, fmt.Errorf("rules: %w", err)
 		}
 		e.file = file
+		if set.fixed.fair && set.fixed.store != "" && e.lineLimits().Rate == rate.Inf {
+			e.closeFile()
+			return nil, errors.New("rules: the default is inf beside fair and a store, in which a level needs a rate")
+		}
 	}
 	key := poolKey{set.name, set.fixed}
 	var err error

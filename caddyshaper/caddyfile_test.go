@@ -84,6 +84,8 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n limits 5/s\n store redis://h\n patience 9000h\n}", `patience: 9000h0m0s, must be from 0 to 365 days, at Caddyfile:5`},
 		{"shape a {\n limits 5/s\n store redis://h\n}\nshape /x a {\n limits 5/s\n store redis://h\n patience 0\n}", `are both called "a", and differ`},
 		{"shape {\n limits 5/s\n store redis://h\n dry_run\n}", `store: dry_run can't be combined with a store`},
+		{"shape {\n limits inf\n store redis://h\n site inf\n}", `site: "inf" stands beside a store, in which a level needs a rate`},
+		{"shape {\n limits inf depth 3\n store redis://h\n fair host\n}", `limits: "inf depth 3" stand beside fair and a store, in which a level needs a rate`},
 		{"shape {\n limits 5/s\n store mysql://h\n}", `store: "mysql://h", must begin with redis://`},
 		{"shape {\n limits 5/s\n max_keys none\n}", `max_keys: "none", must be a number of at least 1`},
 		{"shape {\n limits 5/s\n block -1s\n}", `block: "-1s", must be a duration above 0`},

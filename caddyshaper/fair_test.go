@@ -106,6 +106,7 @@ func TestFairOfAFileAndOfAShapeGoTogether(t *testing.T) {
 	rules := filepath.Join(t.TempDir(), "rules.yaml")
 	for text, c := range map[string]struct{ fair, err string }{
 		"default: 5/s\nfair: {by: host}": {"", rules + ":2:1: fair: the program gives each key a rate of its own"},
+		"default: inf\nfair: {by: host}": {"fair\n store redis://127.0.0.1:1", "rules: the default is inf beside fair and a store"},
 		"default: 5/s":                   {"fair", rules + `: neither this file nor a later one says "fair"`},
 		"default: 5/s\nfair: {by: route, weights: {GET %2Fa%2F: 2, GET %2F{: 2}}": {"fair", "not YAML"},
 		"default: 5/s\nfair: {by: route, weights: {'GET %2F{': 2}}":               {"fair", `routes: ` + rules + `:2: "GET %2F{": "GET /{" cannot be a route`},

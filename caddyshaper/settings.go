@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/shaper"
@@ -166,6 +167,10 @@ func readStore(s *Shape, set *settings) (err error) {
 	switch {
 	case s.DryRun:
 		return errors.New("store: dry_run can't be combined with a store, because a dry run must not take what others need")
+	case set.site != nil && set.site.Rate == rate.Inf:
+		return fmt.Errorf("site: %q stands beside a store, in which a level needs a rate", s.Site)
+	case set.fixed.fair && set.limits.Rate == rate.Inf: // It is 0 if a file has the limits.
+		return fmt.Errorf("limits: %q stand beside fair and a store, in which a level needs a rate", s.Limits)
 	case s.ColdGuard < 0 || time.Duration(s.ColdGuard) > time.Minute:
 		return fmt.Errorf("cold_guard: %v, must be from 0 to 1m", time.Duration(s.ColdGuard))
 	case s.RateVersion < 0 || s.RateVersion > 1<<53:
