@@ -155,7 +155,12 @@ func (s *site) send(method, path string, body io.Reader, header ...string) answe
 func do(client *http.Client, r *http.Request) answer {
 	resp, err := client.Do(r)
 	for range 5 {
-		if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) || r.Body != nil {
+		if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+			break
+		}
+		if r.GetBody != nil {
+			r.Body, _ = r.GetBody() // It is a text, so there is no error.
+		} else if r.Body != nil {
 			break
 		}
 		resp, err = client.Do(r)
