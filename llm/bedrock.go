@@ -54,8 +54,13 @@ var Bedrock = Provider{
 	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, nil, nil) },
 }
 
-// isInference reports whether a path is of a call of a model.
+// isInference reports whether a path is of a call of a model that writes an answer. Models of embeddings, and those that rank
+// texts, write none. Their names say so: amazon.titan-embed-text-v2:0, cohere.embed-english-v3, amazon.rerank-v1:0
+// (github.com/onyx-dot-app/onyx/issues/4730, github.com/logancyang/obsidian-copilot/discussions/2383).
 func isInference(path string) bool {
+	if strings.Contains(path, "embed") || strings.Contains(path, "rerank") {
+		return false
+	}
 	for _, end := range []string{"/converse", "/converse-stream", "/invoke", "/invoke-with-response-stream"} {
 		if strings.HasSuffix(path, end) {
 			return true

@@ -63,7 +63,7 @@ func takesNone(r *http.Request) bool {
 var takingNone = []string{
 	"/count_tokens",                     // Anthropic
 	"/responses/input_tokens", "/parts", // OpenAI; a file may be sent in parts
-	":countTokens", ":batchGenerateContent", // Gemini
+	":countTokens", ":batchGenerateContent", ":asyncBatchEmbedContent", // Gemini
 	"/count-tokens",      // Bedrock
 	"/files", "/batches", // several
 }

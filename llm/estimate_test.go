@@ -53,6 +53,8 @@ func TestEstimates(t *testing.T) {
 		{"Bedrock, Llama", llm.Bedrock, "/model/m/invoke", padded(400, `"max_gen_len":700`), llm.Usage{Input: 100, Output: 700}},
 		{"Bedrock, Titan", llm.Bedrock, "/model/m/invoke", padded(400, `"textGenerationConfig":{"maxTokenCount":700}`), llm.Usage{Input: 100, Output: 700}},
 		{"Bedrock, unbounded", llm.Bedrock, "/model/m/converse-stream", padded(400, ""), llm.Usage{Input: 100, Output: 64_000}},
+		{"Bedrock, embeddings", llm.Bedrock, "/model/amazon.titan-embed-text-v2:0/invoke", padded(400, ""), llm.Usage{Input: 100}},
+		{"Bedrock, ranks", llm.Bedrock, "/model/cohere.rerank-v3-5:0/invoke", padded(400, ""), llm.Usage{Input: 100}},
 		{"Bedrock, no inference", llm.Bedrock, "/guardrail/g/apply", padded(400, ""), llm.Usage{Input: 100}},
 		{"too large", llm.OpenAI, "/", padded(400, `"max_tokens":9223372036854775808`), llm.Usage{Input: 100, Output: most}},
 		{"too large, and several", llm.OpenAI, "/", padded(400, `"max_tokens":1e300,"n":1e300`), llm.Usage{Input: 100, Output: most}},
@@ -73,6 +75,7 @@ func TestEstimates(t *testing.T) {
 		{"OpenAI, a part of a file", llm.OpenAI, "/v1/uploads/upload_1/parts", padded(400, ""), llm.Usage{}},
 		{"OpenAI, a batch", llm.OpenAI, "/v1/batches", padded(400, ""), llm.Usage{}},
 		{"Gemini, tokens are counted", llm.Gemini, "/v1beta/models/m:countTokens", padded(400, ""), llm.Usage{}},
+		{"Gemini, a batch of embeddings", llm.Gemini, "/v1beta/models/m:asyncBatchEmbedContent", padded(400, ""), llm.Usage{}},
 		{"Gemini, a batch", llm.Gemini, "/v1beta/models/m:batchGenerateContent", padded(400, ""), llm.Usage{}},
 		{"Bedrock, tokens are counted", llm.Bedrock, "/model/m/count-tokens", padded(400, ""), llm.Usage{}},
 	} {
