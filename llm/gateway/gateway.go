@@ -136,7 +136,7 @@ func (g *Gateway) scaled(n int, round func(float64) float64) int {
 func (g *Gateway) Wrap(next http.Handler) http.Handler {
 	options := append(slices.Clone(g.config.Options),
 		shaper.WithCost(func(r *http.Request) int { return callOf(r.Context()).cost }),
-		shaper.WithErrorHandler(g.config.Refuse))
+		shaper.WithErrorHandler(g.refuse))
 	line := shaper.Middleware(limiter{}, options...)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		callOf(r.Context()).serve(w, r, next)
 	}))
@@ -150,7 +150,7 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 			c.end(r)
 		}()
 		if err := c.read(r); err != nil {
-			g.config.Refuse(w, r, err)
+			g.refuse(w, r, err)
 			return
 		}
 		line.ServeHTTP(w, r)
@@ -315,11 +315,13 @@ func suspendWriteTimeout(w http.ResponseWriter, r *http.Request) (restart func()
 	return func() { _ = control.SetWriteDeadline(time.Now().Add(server.WriteTimeout)) }
 }
 
-// refused notes that the gateway has answered in the provider's place.
-func (c *call) refused(status int) {
+// refuse answers a call in the provider's place, and notes it, whoever writes the answer.
+func (g *Gateway) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	c, status := callOf(r.Context()), failureOf(r, err).status
 	if c.status = status; status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
-		c.g.config.Ledger.refused(c.team, time.Now())
+		g.config.Ledger.refused(c.team, time.Now())
 	}
+	g.config.Refuse(w, r, err)
 }
 
 // end ends the call.

@@ -44,7 +44,6 @@ func (g *Gateway) WriteError(w http.ResponseWriter, r *http.Request, err error) 
 	}
 	g.setLeft(h)
 	if c, ok := r.Context().Value(callKey{}).(*call); ok {
-		c.refused(f.status)
 		c.setTiming(h)
 	}
 	g.writeFailure(w, f)

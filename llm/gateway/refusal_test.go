@@ -68,6 +68,17 @@ func TestARefusalIsInTheFormOfTheProvider(t *testing.T) {
 	}
 }
 
+// Whoever writes the answer, a call that was refused is told as such, and not as one whose caller has gone.
+func TestARefusalOfAnotherWriterIsNoted(t *testing.T) {
+	g := newRig(t, "openai", llm.Quota{Requests: 50}, http.NotFoundHandler(), func(c *gateway.Config, _ *shaper.Limits) {
+		c.Refuse = func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusTeapot) }
+	})
+	require.NoError(t, g.line.Close())
+	require.Equal(t, http.StatusTeapot, g.call("gold", request(t.Context(), "openai", 10, 10, false)).Code)
+	require.Equal(t, http.StatusServiceUnavailable, g.last(t).Status)
+	require.Equal(t, uint64(1), g.Ledger().Status(time.Now(), 1).Refused)
+}
+
 // While as many calls run as may, it is unknown when the next can. A client must not use up its retries at once.
 func TestNoClientIsAskedToComeBackAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
