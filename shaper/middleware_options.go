@@ -330,7 +330,8 @@ func WithRateLimitHeaders() MiddlewareOption { return draftFields }
 // No standard says what these fields mean. Here they mean what they mean in the API of GitHub, and in
 // ulule/limiter and httprate; other servers write a date into the third, or the seconds until then. If several
 // middlewares stand around a handler, the fields are those of the one of which the least remains, as a
-// client looks for one value. When there are none, WithRateLimitHeaders says.
+// client looks for one value, and of two with as much those with the later Reset. When there are
+// none, WithRateLimitHeaders says.
 func WithXRateLimitHeaders() MiddlewareOption { return xFields }
 
 // addTo adds the fields for a request that l admitted, or refused with err, for which the

@@ -69,16 +69,20 @@ func (l RateLimit) AddTo(h http.Header) {
 }
 
 // SetX sets the fields X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. If they are there
-// already, from another limiter of which less remains, or as much, they stay. Reset is written as the time at which
-// that many seconds from now are over, in seconds since 1970, rounded up.
+// already, from another limiter of which less remains, they stay, and of which as much remains, if its Reset is no
+// earlier: else a client that one limiter refuses would come back when another has let it leave. Reset is written as the
+// time at which that many seconds from now are over, in seconds since 1970, rounded up.
 func (l RateLimit) SetX(h http.Header, now time.Time) {
 	remaining := min(l.Remaining, MaxInteger)
-	if there, err := strconv.ParseInt(h.Get(xRemaining), 10, 64); err == nil && there <= remaining {
-		return
-	}
 	at := now.Unix() + min(l.Reset, MaxInteger)
 	if now.Nanosecond() > 0 {
 		at++
+	}
+	if there, err := strconv.ParseInt(h.Get(xRemaining), 10, 64); err == nil && there <= remaining {
+		reset, err := strconv.ParseInt(h.Get(xReset), 10, 64)
+		if there < remaining || err == nil && reset >= at {
+			return
+		}
 	}
 	h.Set(xLimit, strconv.FormatInt(min(l.Quota, MaxInteger), 10))
 	h.Set(xRemaining, strconv.FormatInt(remaining, 10))

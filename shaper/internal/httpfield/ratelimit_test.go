@@ -84,10 +84,12 @@ func TestXRateLimitIsOfWhatHasLeast(t *testing.T) {
 	h := http.Header{}
 	httpfield.RateLimit{Quota: 10, Remaining: 7, Reset: 3}.SetX(h, now.Add(1)) // A client that comes a moment too early is refused.
 	require.Equal(t, [3]string{"10", "7", "1000000004"}, fieldsOf(h))
-	for _, more := range []int64{7, 8} {
-		httpfield.RateLimit{Quota: 99, Remaining: more, Reset: 9}.SetX(h, now)
+	for more, reset := range map[int64]int64{7: 4, 8: 9} {
+		httpfield.RateLimit{Quota: 99, Remaining: more, Reset: reset}.SetX(h, now)
 		require.Equal(t, [3]string{"10", "7", "1000000004"}, fieldsOf(h))
 	}
+	httpfield.RateLimit{Quota: 15, Remaining: 7, Reset: 5}.SetX(h, now)
+	require.Equal(t, [3]string{"15", "7", "1000000005"}, fieldsOf(h))
 	httpfield.RateLimit{Quota: 20, Remaining: 6, Reset: 3}.SetX(h, now)
 	require.Equal(t, [3]string{"20", "6", "1000000003"}, fieldsOf(h))
 	httpfield.RateLimit{}.SetX(h, now)
