@@ -81,6 +81,10 @@ func (m *Maker) part(name string) (func(*accesslog.Record) string, error) {
 		}
 		i := len(m.header)
 		m.header = append(m.header, field)
+		if http.CanonicalHeaderKey(field) == "Host" {
+			// A server takes this field out of the header, so logs have it as the host of the request.
+			return func(r *accesslog.Record) string { return bounded(cmp.Or(r.Header[i], r.Host)) }, nil
+		}
 		return func(r *accesslog.Record) string { return bounded(r.Header[i]) }, nil
 	}
 	switch name {

@@ -20,9 +20,9 @@ func TestKeysAreThoseOfTheRequests(t *testing.T) {
 	for _, pattern := range []string{"POST /login", "/orders/{id}", "/", "shop.example/cart", "Blog.Example/"} {
 		mux.Handle(pattern, http.NotFoundHandler())
 	}
-	maker, err := keys.New([]string{"route", "client_ip", "header:X-Api-Key"}, mux, 64)
+	maker, err := keys.New([]string{"route", "client_ip", "header:X-Api-Key", "header:host"}, mux, 64)
 	require.NoError(t, err)
-	require.Equal(t, []string{"X-Api-Key"}, maker.Header())
+	require.Equal(t, []string{"X-Api-Key", "host"}, maker.Header())
 	byClient := shaper.ByClientIP()
 	for _, test := range []struct{ method, host, path, client, header string }{
 		{"POST", "shop.example", "/login", "192.0.2.1", "a"},
@@ -52,10 +52,12 @@ func TestKeysAreThoseOfTheRequests(t *testing.T) {
 		require.NoError(t, err)
 		header, err := shaper.ByHeader("X-Api-Key")(request)
 		require.NoError(t, err)
+		host, err := shaper.ByHeader("host")(request)
+		require.NoError(t, err)
 
 		for range 2 { // also when it is remembered
-			key, address := maker.Of(&accesslog.Record{Method: test.method, Host: test.host, Path: test.path, Client: test.client, Header: []string{test.header}})
-			require.Equal(t, shaper.Join(route, client, header), key)
+			key, address := maker.Of(&accesslog.Record{Method: test.method, Host: test.host, Path: test.path, Client: test.client, Header: []string{test.header, ""}})
+			require.Equal(t, shaper.Join(route, client, header, host), key)
 			require.Equal(t, client, address)
 		}
 	}
