@@ -67,6 +67,8 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n rules a.yaml\n candidate 5/s\n}", `candidate: "5/s" stands beside rules`},
 		{"shape {\n limits 5/s\n dry_run\n candidate 5/s\n}", `there can be only one verdict`},
 		{"shape {\n limits 5/s\n key route ip\n}", `key: "ip", must be route, client_ip,`},
+		{"shape {\n limits 5/s\n key {path\n}", `key: "{path", must be route, client_ip,`},
+		{"shape {\n limits 5/s\n cost {header.X-Cost\n}", `cost: "{header.X-Cost", must be a number of at least 1, or a text with a {placeholder}`},
 		{"shape {\n limits 5/s\n key header:\n}", `key: "header:", must have the name of a header field`},
 		{"shape {\n limits 5/s\n key all host\n}", `"all" stands beside other parts`},
 		{"shape {\n limits 5/s\n routes /a\n}", `routes: ["/a"], but no part of the key is route`},

@@ -175,7 +175,7 @@ func newCost(text string, most int) (costFunc, error) {
 	if most < 0 {
 		return nil, fmt.Errorf("max_cost: %d, must be at least 1, or 0 for %d", most, defaultMaxCost)
 	}
-	if strings.Contains(text, "{") {
+	if hasPlaceholder(text) {
 		if most == 0 {
 			most = defaultMaxCost
 		}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -173,6 +174,8 @@ func (h *Inspect) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return d.Errf("shape_inspect has no subdirective %q; there are title, hosts and control", name)
 		case len(args) == 0 || len(args) > 1 && name != "hosts":
 			return d.ArgErr()
+		case slices.Contains(args, ""):
+			return d.Errf("%s: \"\", must not be empty", name)
 		case name == "title" && h.Title != "", name == "control" && h.Control != "":
 			return d.Errf("%s: it is said twice", name)
 		case name == "title":

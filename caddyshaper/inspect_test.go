@@ -21,6 +21,7 @@ func TestMistakesInOtherDirectivesAreTold(t *testing.T) {
 		{"shape_inspect {\n tokne x\n}", `shape_inspect has no subdirective "tokne"; there are title, hosts and control, at Caddyfile:3`},
 		{"shape_inspect {\n title\n}", `Caddyfile:3`},
 		{"shape_inspect {\n title a b\n}", `Caddyfile:3`},
+		{"shape_inspect {\n control \"\"\n}", `control: "", must not be empty, at Caddyfile:3`},
 		{"shape_inspect {\n title a\n title b\n}", `title: it is said twice, at Caddyfile:4`},
 		{"shape_inspect {\n control a\n control b\n}", `control: it is said twice, at Caddyfile:4`},
 		{"shape_inspect {\n hosts\n}", `Caddyfile:3`},

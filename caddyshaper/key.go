@@ -141,10 +141,16 @@ func newKeyPart(part string, ipv6Bits int, route keyFunc) (keyFunc, error) {
 	case "all":
 		return nil, errors.New(`"all" stands beside other parts, must stand alone`)
 	}
-	if !strings.Contains(part, "{") {
+	if !hasPlaceholder(part) {
 		return nil, fmt.Errorf("%q, must be route, client_ip, host, header:NAME, all or a text with a {placeholder}", part)
 	}
 	return func(_ *http.Request, repl *caddy.Replacer) string { return repl.ReplaceAll(part, "") }, nil
+}
+
+// hasPlaceholder reports whether there is a placeholder of Caddy in a text.
+func hasPlaceholder(text string) bool {
+	_, behind, _ := strings.Cut(text, "{")
+	return strings.IndexByte(behind, '}') > 0
 }
 
 // withoutError returns the function of a key that is known to return no error: only its
