@@ -210,47 +210,27 @@ func setOutput(to *string, text string) error {
 // A filter says which requests of the logs are replayed, by their statuses and paths. The
 // zero filter wants all.
 type filter struct {
-	statuses []statuses
+	statuses map[int]bool
 	paths    []string
 	notThese struct{ statuses, paths bool } // all others are wanted
 
 	omitted int // requests so far
 }
 
-// statuses are a range of them, with its ends.
-type statuses struct{ from, to int }
-
 // wants reports whether a request is to be replayed, and counts it if it is not.
 func (f *filter) wants(r *accesslog.Record) bool {
 	wanted := true
 	if len(f.statuses) > 0 {
-		wanted = f.hasStatus(r.Status) != f.notThese.statuses
+		wanted = f.statuses[r.Status] != f.notThese.statuses
 	}
 	if wanted && len(f.paths) > 0 {
-		wanted = f.hasPath(r.Path) != f.notThese.paths
+		has := slices.ContainsFunc(f.paths, func(pattern string) bool { return fits(r.Path, pattern) })
+		wanted = has != f.notThese.paths
 	}
 	if !wanted {
 		f.omitted++
 	}
 	return wanted
-}
-
-func (f *filter) hasStatus(status int) bool {
-	for _, s := range f.statuses {
-		if s.from <= status && status <= s.to {
-			return true
-		}
-	}
-	return false
-}
-
-func (f *filter) hasPath(path string) bool {
-	for _, pattern := range f.paths {
-		if fits(path, pattern) {
-			return true
-		}
-	}
-	return false
 }
 
 // fits reports whether a path fits a pattern: any text stands for *, and the end of the path
@@ -295,6 +275,9 @@ func (f *filter) setStatuses(text string) error {
 	if err != nil {
 		return err
 	}
+	if f.statuses == nil {
+		f.statuses = map[int]bool{}
+	}
 	for part := range strings.SplitSeq(text, ",") {
 		from, to, isRange := strings.Cut(part, "-")
 		if !isRange {
@@ -305,7 +288,9 @@ func (f *filter) setStatuses(text string) error {
 		if err1 != nil || err2 != nil || len(from) != 3 || len(to) != 3 || low > high {
 			return fmt.Errorf("%q: must be statuses such as 429, 5xx or 300-399, and a ! before all of them leaves them out", part)
 		}
-		f.statuses = append(f.statuses, statuses{int(low), int(high)})
+		for status := low; status <= high; status++ {
+			f.statuses[int(status)] = true
+		}
 	}
 	return nil
 }
