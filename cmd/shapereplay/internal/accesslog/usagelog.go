@@ -2,9 +2,8 @@ package accesslog
 
 import (
 	"math"
+	"strconv"
 	"time"
-
-	"github.com/valyala/fastjson"
 
 	"example.com/leakybucket/llm"
 )
@@ -24,40 +23,47 @@ type Call struct {
 // has ended.
 type usageLog struct {
 	teams  *interner
-	parser fastjson.Parser
-	number []byte // what a number looks like in the line
+	fields fields
 }
 
-func newUsageLog(_ Options, t *texts) (parser, error) { return &usageLog{teams: t.values}, nil }
+func newUsageLog(_ Options, t *texts) (parser, error) {
+	u := &usageLog{teams: t.values}
+	u.fields.places(false, "time", "team", "status", "waited", "duration", "actual")
+	for _, of := range []string{"estimate", "actual"} {
+		u.fields.places(false, of+".input", of+".output", of+".cache_read", of+".cache_write")
+	}
+	return u, nil
+}
+
+// value returns a value as it stands in the line, nil if it is not there.
+func (u *usageLog) value(path ...string) []byte { return u.fields.values[u.fields.want(path...)] }
 
 // subtracts reports true, as lines come in the order of the ends of calls.
 func (u *usageLog) subtracts() bool { return true }
 
 func (u *usageLog) parse(line []byte, e *entry) Reason {
-	v, err := u.parser.ParseBytes(line)
-	if err != nil || v.Type() != fastjson.TypeObject {
+	if !u.fields.read(line) {
 		return NotFormat
 	}
-	at, ok := parseDate(v.GetStringBytes("time"))
+	at, ok := parseDate(u.fields.quoted(u.value("time")))
 	if !ok {
 		return NoTime
 	}
-	c := &Call{Team: u.teams.of(v.GetStringBytes("team"))}
-	if c.Estimate, ok = u.usage(v.Get("estimate")); !ok {
+	c := &Call{Team: u.teams.of(u.fields.quoted(u.value("team")))}
+	if c.Estimate, ok = u.usage("estimate"); !ok {
 		return NoEstimate
 	}
-	if actual := v.Get("actual"); actual != nil && actual.Type() != fastjson.TypeNull {
-		if c.Actual, c.Known = u.usage(actual); !c.Known {
+	if actual := u.value("actual"); actual != nil && string(actual) != "null" {
+		if c.Actual, c.Known = u.usage("actual"); !c.Known {
 			return BadActual
 		}
 	}
-	status := v.Get("status")
-	if status == nil || !e.setStatus(u.text(status)) || e.Status < 100 {
+	if !e.setStatus(u.value("status")) || e.Status < 100 {
 		return BadStatus
 	}
 	var ok1, ok2 bool
-	c.Waited, ok1 = u.seconds(v.Get("waited"))
-	c.Took, ok2 = u.seconds(v.Get("duration"))
+	c.Waited, ok1 = u.seconds("waited")
+	c.Took, ok2 = u.seconds("duration")
 	e.Duration = c.Waited + c.Took
 	if !ok1 || !ok2 || e.Duration < 0 || e.Duration > math.MaxInt64-time.Duration(at.ns) {
 		return BadSpan
@@ -69,18 +75,19 @@ func (u *usageLog) parse(line []byte, e *entry) Reason {
 }
 
 // usage returns numbers of tokens. Those that are missing are 0, but input must be there.
-func (u *usageLog) usage(v *fastjson.Value) (usage llm.Usage, ok bool) {
-	if v == nil || v.Type() != fastjson.TypeObject || !v.Exists("input") {
+func (u *usageLog) usage(of string) (usage llm.Usage, ok bool) {
+	if u.value(of, "input") == nil {
 		return usage, false
 	}
 	for _, field := range [...]struct {
 		name string
 		to   *int
 	}{{"input", &usage.Input}, {"output", &usage.Output}, {"cache_read", &usage.CacheRead}, {"cache_write", &usage.CacheWrite}} {
-		if !v.Exists(field.name) {
+		text := u.value(of, field.name)
+		if text == nil {
 			continue
 		}
-		n, err := v.Get(field.name).Int()
+		n, err := strconv.Atoi(string(text))
 		if err != nil || n < 0 {
 			return llm.Usage{}, false
 		}
@@ -90,23 +97,11 @@ func (u *usageLog) usage(v *fastjson.Value) (usage llm.Usage, ok bool) {
 }
 
 // seconds returns a number of seconds.
-func (u *usageLog) seconds(v *fastjson.Value) (time.Duration, bool) {
-	if v == nil {
-		return 0, false
-	}
-	d, ok := parseDecimal(u.text(v))
+func (u *usageLog) seconds(name string) (time.Duration, bool) {
+	d, ok := parseDecimal(u.value(name))
 	if !ok {
 		return 0, false
 	}
 	ns, ok := d.times(time.Second)
 	return time.Duration(ns), ok
-}
-
-// text returns a number as it stands in the line, nil if it is none. It is good until the next call.
-func (u *usageLog) text(v *fastjson.Value) []byte {
-	if v.Type() != fastjson.TypeNumber {
-		return nil
-	}
-	u.number = v.MarshalTo(u.number[:0])
-	return u.number
 }
