@@ -31,8 +31,8 @@ type Maker struct {
 	header []string
 
 	clients memo[string, client]
-	hosts   memo[string, string]
-	routes  routes
+	routes  memo[target, string] // the patterns that requests fit
+	byMux   shaper.KeyFunc
 	ip      shaper.ClientIP
 }
 
@@ -58,7 +58,7 @@ type client struct {
 //	header:NAME  the value of a header field
 //	all          stands alone: all requests have one key
 func New(parts []string, mux *http.ServeMux, ipv6Bits int) (*Maker, error) {
-	m := &Maker{routes: routes{byMux: shaper.ByRoute(mux)}, ip: shaper.ClientIP{IPv6Bits: ipv6Bits}}
+	m := &Maker{byMux: shaper.ByRoute(mux), ip: shaper.ClientIP{IPv6Bits: ipv6Bits}}
 	if len(parts) == 1 && parts[0] == "all" {
 		return m, nil
 	}
@@ -89,13 +89,11 @@ func (m *Maker) part(name string) (func(*accesslog.Record) string, error) {
 	}
 	switch name {
 	case "route":
-		return func(r *accesslog.Record) string { return m.routes.of(r) }, nil
+		return m.route, nil
 	case "client_ip":
 		return func(*accesslog.Record) string { return m.from.part }, nil
 	case "host":
-		return func(r *accesslog.Record) string {
-			return m.hosts.get(r.Host, func() string { return hostname(r.Host) })
-		}, nil
+		return func(r *accesslog.Record) string { return hostname(r.Host) }, nil
 	case "all":
 		return nil, errors.New(`"all" stands beside other parts, must stand alone`)
 	}
@@ -211,24 +209,18 @@ func (m *memo[K, V]) get(k K, compute func() V) V {
 	return v
 }
 
-// routes tell which pattern a request fits, as an [http.ServeMux] does.
-type routes struct {
-	byMux shaper.KeyFunc
-	known memo[target, string]
-}
-
 // A target has the parts that decide which pattern a request fits.
 type target struct{ method, host, path string }
 
-// of returns the pattern that a request fits, or "".
-func (r *routes) of(record *accesslog.Record) string {
+// route returns the pattern that a request fits, as an [http.ServeMux] decides, or "".
+func (m *Maker) route(record *accesslog.Record) string {
 	at := target{record.Method, record.Host, record.Path}
-	return r.known.get(at, func() string {
+	return m.routes.get(at, func() string {
 		address, err := url.ParseRequestURI(at.path)
 		if err != nil {
 			address = &url.URL{Path: at.path}
 		}
-		pattern, err := r.byMux(&http.Request{Method: at.method, Host: at.host, URL: address})
+		pattern, err := m.byMux(&http.Request{Method: at.method, Host: at.host, URL: address})
 		if err != nil {
 			return ""
 		}
