@@ -2,7 +2,6 @@ package replay
 
 import (
 	"cmp"
-	"container/heap"
 	"slices"
 	"time"
 
@@ -37,8 +36,7 @@ type FairBucket struct {
 	line     fair.Order[*fairPlace]
 	waiting  int
 	open     []reservation // in the order in which they left, so none has a greater least level than the next
-	underway endings
-	left     uint64 // how many have
+	underway []ending      // in the order in which they end
 	settled  Settled
 }
 
@@ -162,7 +160,9 @@ func (b *FairBucket) step(until time.Duration) bool {
 	if len(b.underway) == 0 || ends > until {
 		return false
 	}
-	b.settle(heap.Pop(&b.underway).(ending))
+	next := b.underway[0]
+	b.underway = slices.Delete(b.underway, 0, 1)
+	b.settle(next)
 	return true
 }
 
@@ -184,8 +184,11 @@ func (b *FairBucket) leave(at exact.Nanos, c *Call) {
 		b.open = b.open[1:]
 	}
 	b.open = append(b.open, reservation{c, b.p.interval.Minus(b.empty, at)})
-	b.left++
-	heap.Push(&b.underway, ending{time.Duration(exact.Sum(at.Ceil(), int64(c.Took))), b.left, c})
+	e := ending{time.Duration(exact.Sum(at.Ceil(), int64(c.Took))), c}
+	i, _ := slices.BinarySearchFunc(b.underway, e, func(earlier, e ending) int {
+		return cmp.Or(cmp.Compare(earlier.at, e.at), -1) // Of calls that end at one instant that ends first which left first.
+	})
+	b.underway = slices.Insert(b.underway, i, e)
 }
 
 // maxReservations is how many reservations may get something back, as in package shaper.
@@ -265,24 +268,6 @@ func (b *FairBucket) wholeUnits(span exact.Nanos) (n int) {
 
 // An ending is when a call ends.
 type ending struct {
-	at     time.Duration
-	number uint64 // of calls that end at one instant that ends first which left first
-	call   *Call
-}
-
-// endings are calls under way, in a heap.
-type endings []ending
-
-func (e endings) Len() int { return len(e) }
-func (e endings) Less(i, j int) bool {
-	return cmp.Or(cmp.Compare(e[i].at, e[j].at), cmp.Compare(e[i].number, e[j].number)) < 0
-}
-func (e endings) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *endings) Push(x any)   { *e = append(*e, x.(ending)) }
-func (e *endings) Pop() any {
-	last := len(*e) - 1
-	x := (*e)[last]
-	(*e)[last] = ending{}
-	*e = (*e)[:last]
-	return x
+	at   time.Duration
+	call *Call
 }
