@@ -278,7 +278,7 @@ func (o *Outcome) add(refused bool, waited time.Duration) {
 // sumUp tells the waits of the calls that have been added.
 func (o *Outcome) sumUp() {
 	o.WaitMean = o.waited.Mean(o.Calls - o.Refused)
-	o.WaitP99, o.WaitMax = simulate.Seconds(o.waits.Quantile(0.99)), simulate.Seconds(o.waits.Longest())
+	o.WaitP99, o.WaitMax = simulate.Seconds(o.waits.Quantile(0.99)), simulate.Seconds(o.waits.Quantile(1))
 }
 
 // A Limit is how much of a limit of the quota was used.

@@ -53,14 +53,14 @@ func SVG(d *Document) string {
 	writeLegend(&b, omitted)
 	bins := 0
 	for _, r := range rules {
-		bins = max(bins, len(r.series.Bins()))
+		bins = max(bins, len(r.series.Bins))
 	}
 	for i, r := range rules {
-		p := panel{top: svgHead + ruleHeight*i, bins: r.series.Bins(), width: r.series.Width(), all: bins}
+		p := panel{top: svgHead + ruleHeight*i, bins: r.series.Bins, width: r.series.Width, all: bins}
 		p.write(&b, r)
 	}
 	if len(rules) > 0 {
-		writeTimes(&b, *d.From, rules[0].series.Width()*time.Duration(bins), svgHead+ruleHeight*len(rules))
+		writeTimes(&b, *d.From, rules[0].series.Width*time.Duration(bins), svgHead+ruleHeight*len(rules))
 	}
 	b.WriteString("</svg>\n")
 	return b.String()

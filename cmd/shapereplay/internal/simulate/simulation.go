@@ -52,7 +52,7 @@ type Simulation struct {
 
 	now    time.Duration
 	byRule map[string]*Rule // the rules that were met, by their keys
-	result Result           // without what is added up of the rules
+	result Result           // without Keys and Rules
 }
 
 // A Key is a key, and the fate of its requests.
@@ -111,7 +111,9 @@ func (s *Simulation) Arrive(at time.Time, key, address string) {
 	if s.options.Arrivals {
 		k.Arrivals = append(k.Arrivals, s.now)
 	}
-	if fate := k.arrive(s.now); fate.Result != replay.Departed && address != "" {
+	fate := k.arrive(s.now)
+	result.All.add(fate)
+	if fate.Result != replay.Departed && address != "" {
 		result.refused[address]++
 	}
 }
@@ -143,7 +145,7 @@ func (s *Simulation) ruleOf(key string) *Rule {
 		r = s.newRule(rule)
 		r.plan = replay.NewPlan(r.Simulated)
 		if s.options.Series {
-			r.Series = &Series{width: time.Millisecond}
+			r.Series = &Series{Width: time.Millisecond}
 		}
 		s.byRule[rule.Key] = r
 	}
@@ -181,7 +183,7 @@ func (s *Simulation) Result() Result {
 	width := time.Duration(0) // one for all series
 	for _, r := range s.byRule {
 		if r.Series != nil {
-			width = max(width, r.Series.width)
+			width = max(width, r.Series.Width)
 		}
 	}
 	for rule := range s.rules.All() {
@@ -189,10 +191,9 @@ func (s *Simulation) Result() Result {
 		if r == nil {
 			r = s.newRule(rule)
 		}
-		for r.Series != nil && r.Series.width < width {
+		for r.Series != nil && r.Series.Width < width {
 			r.Series.widen()
 		}
-		result.All.plus(r.Count)
 		result.Rules = append(result.Rules, r)
 	}
 	return result
@@ -266,18 +267,6 @@ func (c *Count) add(f replay.Fate) {
 	}
 }
 
-// plus adds another count to c.
-func (c *Count) plus(other Count) {
-	c.Requests += other.Requests
-	c.AtOnce += other.AtOnce
-	c.Waited += other.Waited
-	c.Refused += other.Refused
-	c.QueueFull += other.QueueFull
-	c.TooLate += other.TooLate
-	c.TotalWait += other.TotalWait
-	c.Longest = max(c.Longest, other.Longest)
-}
-
 // A Total is the nanoseconds of many waits together. They may be more than the 292 years that a
 // [time.Duration] counts.
 type Total float64
@@ -338,7 +327,7 @@ func index(d time.Duration) int {
 }
 
 // Quantile returns a wait that a share q of all waits did not exceed: the shortest such
-// wait, or up to 0.8 % more. Without waits it is 0.
+// wait, or up to 0.8 % more. So the longest is the quantile 1. Without waits it is 0.
 func (w *Waits) Quantile(q float64) time.Duration {
 	rank := max(1, int(math.Ceil(q*float64(w.n))))
 	for _, b := range w.buckets {
@@ -348,9 +337,6 @@ func (w *Waits) Quantile(q float64) time.Duration {
 	}
 	return 0
 }
-
-// Longest returns the longest wait, or 0.
-func (w *Waits) Longest() time.Duration { return w.Quantile(1) }
 
 // maxBins is how many bins a series has at most. A picture shows no more.
 const maxBins = 240
@@ -365,43 +351,37 @@ type Bin struct {
 // log is unknown when it is read from a pipe, so the bins are narrow at first, and twice as wide whenever
 // there would be too many.
 type Series struct {
-	width time.Duration // of a bin
-	bins  []Bin
+	Width time.Duration // of a bin: in a [Result] it is the same of all series
+	Bins  []Bin         // up to the last in which something happened
 }
-
-// Width returns how long a bin lasts. In a [Result] it is the same of all series.
-func (s *Series) Width() time.Duration { return s.width }
-
-// Bins returns the bins, up to the last in which something happened.
-func (s *Series) Bins() []Bin { return s.bins }
 
 // bin returns the bin of an instant.
 func (s *Series) bin(at time.Duration) *Bin {
-	for at/s.width >= maxBins {
+	for at/s.Width >= maxBins {
 		s.widen()
 	}
-	i := int(at / s.width)
-	for len(s.bins) <= i {
-		s.bins = append(s.bins, Bin{})
+	i := int(at / s.Width)
+	for len(s.Bins) <= i {
+		s.Bins = append(s.Bins, Bin{})
 	}
-	return &s.bins[i]
+	return &s.Bins[i]
 }
 
 // widen makes one bin of two.
 func (s *Series) widen() {
-	s.width *= 2
-	for i, b := range s.bins {
+	s.Width *= 2
+	for i, b := range s.Bins {
 		if i%2 == 0 {
-			s.bins[i/2] = b
+			s.Bins[i/2] = b
 			continue
 		}
-		to := &s.bins[i/2]
+		to := &s.Bins[i/2]
 		to.Arrived += b.Arrived
 		to.Left += b.Left
 		to.Refused += b.Refused
 		to.Waiting += b.Waiting
 	}
-	s.bins = s.bins[:(len(s.bins)+1)/2]
+	s.Bins = s.Bins[:(len(s.Bins)+1)/2]
 }
 
 func (s *Series) add(at time.Duration, f replay.Fate) {
@@ -413,9 +393,9 @@ func (s *Series) add(at time.Duration, f replay.Fate) {
 	leaves := at + f.Waited
 	s.bin(leaves).Left++
 	for at < leaves {
-		width := s.width
+		width := s.Width
 		end := min(leaves, at-at%width+width)
-		s.bins[at/width].Waiting += Total(end - at)
+		s.Bins[at/width].Waiting += Total(end - at)
 		at = end
 	}
 }
