@@ -92,8 +92,9 @@ func TestTheWorstKeysComeFirst(t *testing.T) {
 	require.Equal(t, "api", r.RefusedMost(1)[0].Rule.Key)
 }
 
-// A firewall knows addresses, and an address may have several keys.
-func TestAddressesAreAddedUpOverKeys(t *testing.T) {
+// A firewall knows addresses, and an address may have several keys. With one bucket for all, or one per route, a key
+// has many clients, and the client that came first must not be blocked for the others.
+func TestAddressesThatWereRefusedAreAddedUpOverKeys(t *testing.T) {
 	s := newSimulation(t, "default: 1/s", simulate.Options{})
 	for key, n := range map[string]int{"a/192.0.2.1": 5, "b/192.0.2.1": 5, "a/192.0.2.2": 8, "a/192.0.2.3": 3, "a/192.0.2.4": 1} {
 		for range n {
@@ -103,21 +104,11 @@ func TestAddressesAreAddedUpOverKeys(t *testing.T) {
 	for range 99 {
 		s.Arrive(start, "a/-", "")
 	}
+	s.Arrive(start, "all", "192.0.2.5")
+	s.Arrive(start, "all", "192.0.2.6")
 	r := s.Result()
-	require.Equal(t, []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"}, r.AddressesRefusedMost(9))
+	require.Equal(t, []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.6"}, r.AddressesRefusedMost(9))
 	require.Equal(t, []string{"192.0.2.1"}, r.AddressesRefusedMost(1))
-}
-
-// With one bucket for all, or one per route, a key has many clients. The client that came first
-// must not be blocked for the others.
-func TestOnlyAddressesThatWereRefusedAreExported(t *testing.T) {
-	s := newSimulation(t, "default: 1/s", simulate.Options{})
-	for _, address := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.3"} {
-		s.Arrive(start, "all", address)
-	}
-	r := s.Result()
-	require.Equal(t, 3, r.All.QueueFull)
-	require.Equal(t, []string{"192.0.2.3", "192.0.2.2"}, r.AddressesRefusedMost(9))
 }
 
 func TestQuantilesAreNearlyExact(t *testing.T) {
