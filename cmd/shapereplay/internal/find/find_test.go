@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/big"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -24,8 +25,8 @@ var start = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 // arrivals are instants by key.
 type arrivals map[string][]time.Duration
 
-// search returns the limits found for the default rule.
-func search(t *testing.T, goal, limits string, all arrivals) find.Found {
+// simulated returns the default rule, which all arrivals have met.
+func simulated(t *testing.T, limits string, all arrivals) *simulate.Rule {
 	t.Helper()
 	rules, err := config.Parse("test.yaml", []byte("default: "+limits))
 	require.NoError(t, err)
@@ -44,9 +45,15 @@ func search(t *testing.T, goal, limits string, all arrivals) find.Found {
 	for _, o := range inOrder {
 		s.Arrive(start.Add(o.at), o.key, "")
 	}
+	return s.Result().Rules[0]
+}
+
+// search returns the limits found for the default rule.
+func search(t *testing.T, goal, limits string, all arrivals) find.Found {
+	t.Helper()
 	g, err := find.ParseGoal(goal)
 	require.NoError(t, err)
-	found, err := g.Search(t.Context(), s.Result().Rules[0])
+	found, err := g.Search(t.Context(), simulated(t, limits, all))
 	require.NoError(t, err)
 	return found
 }
@@ -210,28 +217,10 @@ func TestWhatIsFoundIsWrittenAsPeopleWriteIt(t *testing.T) {
 	require.False(t, search(t, "wait=0s", "1/s", arrivals{"a": ten}).OK)
 }
 
-func TestRulesAreSearchedApart(t *testing.T) {
-	rules, err := config.Parse("test.yaml", []byte("default: 1/s\nlimits:\n  api: 1/s depth 3\n"))
-	require.NoError(t, err)
-	s := simulate.New(rules, simulate.Options{Arrivals: true})
-	for i := range 20 {
-		at := start.Add(time.Duration(i) * 100 * time.Millisecond)
-		s.Arrive(at, "api/1", "")
-		s.Arrive(at, "api/2", "")
-		s.Arrive(at.Add(-time.Hour), "other", "") // It is taken for the same instant as the one before.
-	}
-	g, err := find.ParseGoal("wait=0s")
-	require.NoError(t, err)
-	searched := s.Result().Rules
-	require.Len(t, searched, 2)
-	for _, r := range searched {
-		found, err := g.Search(t.Context(), r)
-		require.NoError(t, err)
-		require.Equal(t, "10/s depth 0", found.Outcome.Limits)
-	}
+func TestASearchEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = g.Search(ctx, searched[0])
+	_, err := find.Goal{Refused: new(big.Rat)}.Search(ctx, simulated(t, "1/s", arrivals{"a": {0}}))
 	require.ErrorIs(t, err, context.Canceled)
 }
 
