@@ -63,7 +63,7 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	}
 	switch {
 	case a.filter.omitted > 0:
-		d.Note("%s of other statuses or paths are left out (-status, -path)", report.Requests(a.filter.omitted))
+		d.Note("%s of other statuses or paths are left out (-status, -path)", report.Count(a.filter.omitted, "request"))
 	case d.From == nil && stats.Records > 0 && ctx.Err() == nil:
 		d.Note("no request of the log is within -from and -to")
 	}
@@ -74,7 +74,7 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	}
 	d.Key = strings.Join(a.key, " ")
 	if n, one := maker.Strangers(); n > 0 {
-		d.Note("the client of %s is no address, such as %q", report.Requests(n), one)
+		d.Note("the client of %s is no address, such as %q", report.Count(n, "request"), one)
 	}
 	d.SetLog(stats, a.options.Spread)
 	if err := a.write(s, d, &result); err != nil {

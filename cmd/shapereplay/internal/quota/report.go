@@ -6,7 +6,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
@@ -90,9 +89,9 @@ func (d *Document) Note(format string, args ...any) {
 // calls returns how many calls, with the verb.
 func calls(n int, one, many string) string {
 	if n == 1 {
-		return "1 call " + one
+		many = one
 	}
-	return report.Number(n) + " calls " + many
+	return report.Count(n, "call") + " " + many
 }
 
 // shown returns the name of a team as it is shown.
@@ -112,12 +111,8 @@ func (d *Document) title() string {
 	if d.From == nil {
 		return "No calls"
 	}
-	teams := "1 team"
-	if len(d.Teams) != 1 {
-		teams = report.Number(len(d.Teams)) + " teams"
-	}
 	title := fmt.Sprintf("%s of %s, %s to %s, as %s counts them, with burst %v, depth %s",
-		strings.TrimSuffix(calls(d.Calls, "", ""), " "), teams, report.Shown(*d.From), report.Shown(*d.To), d.Provider, d.Burst, report.Number(d.Depth))
+		report.Count(d.Calls, "call"), report.Count(len(d.Teams), "team"), report.Shown(*d.From), report.Shown(*d.To), d.Provider, d.Burst, report.Number(d.Depth))
 	if d.MaxWait > 0 {
 		title += fmt.Sprintf(", wait %v", d.MaxWait)
 	}

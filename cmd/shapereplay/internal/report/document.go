@@ -92,7 +92,7 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 		d.Rules = append(d.Rules, shown)
 	}
 	if without > 0 {
-		d.Note("the rules of %s have no candidate: here these leave at once", Requests(without))
+		d.Note("the rules of %s have no candidate: here these leave at once", Count(without, "request"))
 	}
 	d.RefusedMost, d.WaitedLongest = keysOf(r.RefusedMost(keys)), keysOf(r.WaitedLongest(keys))
 	return d
@@ -145,7 +145,7 @@ func newDocument(r simulate.Result) *Document {
 		d.From, d.To = &first, &last
 	}
 	if r.NoRule > 0 {
-		d.Note("no rule matches the key of %s, and there is no default: a Group fails such calls", Requests(r.NoRule))
+		d.Note("no rule matches the key of %s, and there is no default: a Group fails such calls", Count(r.NoRule, "request"))
 	}
 	return d
 }
@@ -164,12 +164,12 @@ func (d *Document) noteInFlight(rule string, n int) {
 // ruleName returns the key of a rule as it is shown.
 func ruleName(key string) string { return cmp.Or(key, "(default)") }
 
-// Requests returns how many requests, in words.
-func Requests(n int) string {
+// Count returns a number with its noun, in the plural unless the number is 1.
+func Count(n int, noun string) string {
 	if n == 1 {
-		return "1 request"
+		return "1 " + noun
 	}
-	return Number(n) + " requests"
+	return Number(n) + " " + noun + "s"
 }
 
 // Number returns a number with commas: 1,234,567.

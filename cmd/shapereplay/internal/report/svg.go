@@ -71,7 +71,7 @@ func (d *Document) describe() string {
 	var all []string
 	for _, r := range d.Rules {
 		all = append(all, fmt.Sprintf("%s: of %s %s waited, %s were refused, the longest wait was %s",
-			ruleName(r.Rule), Requests(r.Requests), Number(r.Waited), Number(r.Refused), limitwords.Seconds(time.Duration(r.Longest).Seconds())))
+			ruleName(r.Rule), Count(r.Requests, "request"), Number(r.Waited), Number(r.Refused), limitwords.Seconds(time.Duration(r.Longest).Seconds())))
 	}
 	return strings.Join(all, "; ")
 }
@@ -112,7 +112,7 @@ func (p *panel) write(b *strings.Builder, r Rule) {
 	}
 	fmt.Fprintf(b, `<text x="16" y="%d"><tspan class="b">%s</tspan> <tspan dx="8" opacity=".75">%s</tspan></text>`+"\n",
 		p.top+20, html.EscapeString(cut(Quoted(ruleName(r.Rule)), 40)), html.EscapeString(limits))
-	said := fmt.Sprintf(`<tspan>%s, %s waited, longest %s</tspan>`, Requests(r.Requests), Number(r.Waited), limitwords.Seconds(time.Duration(r.Longest).Seconds()))
+	said := fmt.Sprintf(`<tspan>%s, %s waited, longest %s</tspan>`, Count(r.Requests, "request"), Number(r.Waited), limitwords.Seconds(time.Duration(r.Longest).Seconds()))
 	if r.Refused > 0 {
 		said += fmt.Sprintf(`<tspan>, %s refused (%s)</tspan>`, Number(r.Refused), html.EscapeString(share(r.Refused, r.Requests)))
 	}

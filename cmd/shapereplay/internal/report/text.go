@@ -49,18 +49,11 @@ func (d *Document) title() string {
 	if d.From == nil {
 		return "No requests"
 	}
-	title := fmt.Sprintf("%s of %s (%s), %s to %s", Requests(d.Requests+d.NoRule), keys(d.Keys), d.Key, Shown(*d.From), Shown(*d.To))
+	title := fmt.Sprintf("%s of %s (%s), %s to %s", Count(d.Requests+d.NoRule, "request"), Count(d.Keys, "key"), d.Key, Shown(*d.From), Shown(*d.To))
 	if d.Interrupted {
 		title += ", interrupted"
 	}
 	return title
-}
-
-func keys(n int) string {
-	if n == 1 {
-		return "1 key"
-	}
-	return Number(n) + " keys"
 }
 
 // Shown returns an instant as it is shown.
@@ -255,22 +248,22 @@ func (d *Document) SetLog(s accesslog.Stats, spread bool) {
 		return cmp.Or(cmp.Compare(b.Lines, a.Lines), cmp.Compare(a.Reason, b.Reason))
 	})
 	for _, heads := range slices.Sorted(maps.Keys(s.Heads)) {
-		d.Note("the lines of %s have a head of a collector before them, which is skipped: %s", Requests(s.Heads[heads]), heads)
+		d.Note("the lines of %s have a head of a collector before them, which is skipped: %s", Count(s.Heads[heads], "request"), heads)
 	}
 	if s.Lists > 0 {
-		d.Note("the log tells a list of addresses for %s, as of X-Forwarded-For: the client is taken to be the last that is not private", Requests(s.Lists))
+		d.Note("the log tells a list of addresses for %s, as of X-Forwarded-For: the client is taken to be the last that is not private", Count(s.Lists, "request"))
 	}
 	switch {
 	case s.Coarse > 0 && spread:
-		d.Note("the log tells whole seconds of %s; those of one second are spread evenly over it (-spread), so there may have been more waiting and more refusals than this says", Requests(s.Coarse))
+		d.Note("the log tells whole seconds of %s; those of one second are spread evenly over it (-spread), so there may have been more waiting and more refusals than this says", Count(s.Coarse, "request"))
 	case s.Coarse > 0:
-		d.Note("the log tells whole seconds of %s; those of one second are taken as simultaneous, so there may have been less waiting and fewer refusals than this says: compare with -spread", Requests(s.Coarse))
+		d.Note("the log tells whole seconds of %s; those of one second are taken as simultaneous, so there may have been less waiting and fewer refusals than this says: compare with -spread", Count(s.Coarse, "request"))
 	}
 	if s.Undated > 0 {
-		d.Note("the log dates %s by the end, and does not tell how long they took, so they arrive late here", Requests(s.Undated))
+		d.Note("the log dates %s by the end, and does not tell how long they took, so they arrive late here", Count(s.Undated, "request"))
 	}
 	if s.Redacted > 0 {
-		d.Note("the server has written REDACTED instead of the header field of %s: these keys are all one", Requests(s.Redacted))
+		d.Note("the server has written REDACTED instead of the header field of %s: these keys are all one", Count(s.Redacted, "request"))
 	}
 }
 
