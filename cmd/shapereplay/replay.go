@@ -38,28 +38,18 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		return exitUsage, fmt.Errorf("-key: %w (-h shows examples)", err)
 	}
 	a.options.Header = maker.Header()
-	logs, err := a.open(ctx, s)
-	if err != nil {
-		return a.cannotOpen(ctx, err)
-	}
-	defer func() { _ = logs.Close() }() // It has only been read.
-
 	simulation := simulate.New(rules, simulate.Options{Candidates: a.candidates, Series: a.svg != "", Arrivals: a.goalText != ""})
-	err = a.each(ctx, s, logs, func(r *accesslog.Record) {
+	stats, status, err := a.read(ctx, s, func(r *accesslog.Record) {
 		key, address := maker.Of(r)
 		simulation.Arrive(r.At, key, address)
 	})
-	if err != nil {
-		return exitFailed, err
+	if status != exitOK {
+		return status, err
 	}
 	result := simulation.Result()
 	d, err := a.document(ctx, result, maker)
 	if err != nil {
 		return exitFailed, err
-	}
-	stats := logs.Stats()
-	if ctx.Err() == nil && stats.Records == 0 && stats.Lines > 0 {
-		return exitFailed, a.notUnderstood(stats)
 	}
 	switch {
 	case a.filter.omitted > 0:
@@ -77,24 +67,44 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		d.Note("the client of %s is no address, such as %q", report.Count(n, "request"), one)
 	}
 	d.SetLog(stats, a.options.Spread)
-	if err := a.write(s, d, &result); err != nil {
+	return ended(ctx, a.write(s, d, &result))
+}
+
+// ended returns the status and the error of a program that has read the logs, and has printed what it found unless
+// there is an error.
+func ended(ctx context.Context, err error) (int, error) {
+	switch {
+	case err != nil:
 		return exitFailed, err
-	}
-	if ctx.Err() != nil {
+	case ctx.Err() != nil:
 		return exitInterrupted, nil
 	}
 	return exitOK, nil
 }
 
-// open opens the logs.
-func (a *arguments) open(ctx context.Context, s streams) (*accesslog.Reader, error) {
+// read calls do with each request of the logs that is wanted, until the context ends, and returns how the logs could
+// be read. If the status is not exitOK, there is nothing to show.
+func (a *arguments) read(ctx context.Context, s streams, do func(*accesslog.Record)) (stats accesslog.Stats, status int, err error) {
 	if slices.Contains(a.logs, "-") {
 		a.options.Stdin = interruptible(ctx, s.in)
 		if s.typed {
 			fmt.Fprintln(s.err, "shapereplay: the log is read from this terminal, until Ctrl-D (-h shows how to name a file)")
 		}
 	}
-	return accesslog.Open(a.options, a.logs...)
+	logs, err := accesslog.Open(a.options, a.logs...)
+	if err != nil {
+		status, err = a.cannotOpen(ctx, err)
+		return stats, status, err
+	}
+	defer func() { _ = logs.Close() }() // It has only been read.
+	if err := a.each(ctx, s, logs, do); err != nil {
+		return stats, exitFailed, err
+	}
+	stats = logs.Stats()
+	if ctx.Err() == nil && stats.Records == 0 && stats.Lines > 0 {
+		return stats, exitFailed, a.notUnderstood(stats)
+	}
+	return stats, exitOK, nil
 }
 
 // untold says that a part was empty in all keys.

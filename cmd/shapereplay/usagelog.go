@@ -82,17 +82,9 @@ func (a *arguments) replayUsage(ctx context.Context, s streams) (status int, err
 	if err != nil {
 		return exitUsage, err
 	}
-	logs, err := a.open(ctx, s)
-	if err != nil {
-		return a.cannotOpen(ctx, err)
-	}
-	defer func() { _ = logs.Close() }() // It has only been read.
-	if err := a.each(ctx, s, logs, simulation.Arrive); err != nil {
-		return exitFailed, err
-	}
-	stats := logs.Stats()
-	if ctx.Err() == nil && stats.Records == 0 && stats.Lines > 0 {
-		return exitFailed, a.notUnderstood(stats)
+	stats, status, err := a.read(ctx, s, simulation.Arrive)
+	if status != exitOK {
+		return status, err
 	}
 	d := quota.NewDocument(simulation.Result(), ctx.Err() != nil, stats)
 	if d.From == nil && stats.Records > 0 && ctx.Err() == nil {
@@ -103,11 +95,5 @@ func (a *arguments) replayUsage(ctx context.Context, s streams) (status int, err
 	} else {
 		err = quota.Print(s.out, d, a.top)
 	}
-	switch {
-	case err != nil:
-		return exitFailed, err
-	case ctx.Err() != nil:
-		return exitInterrupted, nil
-	}
-	return exitOK, nil
+	return ended(ctx, err)
 }
