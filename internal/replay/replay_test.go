@@ -27,19 +27,6 @@ func at(instant time.Duration) replay.Request {
 	return replay.Request{At: instant, Cost: 1, Deadline: replay.Never, Patience: replay.Never}
 }
 
-func TestABurstIsReplayedAsAComb(t *testing.T) {
-	burst := []replay.Request{at(0), at(0), at(0), at(0)}
-	require.Equal(t, []replay.Fate{
-		{replay.Departed, 0}, {replay.Departed, 20 * ms}, {replay.Departed, 40 * ms}, {replay.QueueFull, 0},
-	}, replay.Run(shaper.Limits{Rate: 50, Depth: 2}, replay.Start{}, burst, time.Second))
-	require.Equal(t, []replay.Fate{
-		{replay.Departed, 0}, {replay.Departed, 0}, {replay.QueueFull, 0}, {replay.QueueFull, 0},
-	}, replay.Run(shaper.Limits{Rate: 50, Burst: 2}, replay.Start{}, burst, time.Second))
-	require.Equal(t, []replay.Fate{
-		{replay.Departed, 0}, {replay.Departed, 0}, {replay.Departed, 0}, {replay.Departed, 0},
-	}, replay.Run(shaper.Limits{Rate: rate.Inf}, replay.Start{}, burst, time.Second))
-}
-
 func TestTheReplayBeginsWithTheLevelAndTheLineThatThereWere(t *testing.T) {
 	l := shaper.Limits{Rate: 50, Depth: 3}
 	start := replay.Start{Level: 0.5, Line: []replay.Request{at(-30 * ms), at(-10 * ms)}}
