@@ -196,12 +196,14 @@ func TestALogMayPauseForMonths(t *testing.T) {
 }
 
 func TestSeriesTellWhen(t *testing.T) {
-	s := newSimulation(t, "default: 10/s depth 2", simulate.Options{Series: true})
+	s := newSimulation(t, "default: 10/s depth 2\nlimits:\n  api: 1/s\n", simulate.Options{Series: true})
+	come(s, 0, "api", 1)
 	come(s, 0, "a", 4)       // They leave at 0, 100 and 200 ms, and one is refused.
 	come(s, 9999*ms, "b", 1) // So a bin is 64 ms wide.
 	come(s, 10000*ms, "a", 1)
 	r := s.Result().Rules[0]
 	require.Equal(t, 64*ms, r.Series.Width)
+	require.Equal(t, 64*ms, s.Result().Rules[1].Series.Width, "one for all rules")
 	require.Equal(t, []simulate.Bin{
 		{Arrived: 4, Left: 1, Refused: 1, Waiting: 2 * 64 * wait},
 		{Left: 1, Waiting: 36*wait + 64*wait},
