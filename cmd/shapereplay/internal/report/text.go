@@ -68,31 +68,33 @@ func rulesTable(all []Rule) string {
 		"RULE", "LIMITS", " KEYS", " REQUESTS", " AT ONCE", " WAITED", " REFUSED", " QUEUE-FULL", " TOO-LATE", " P50", " P95", " P99", " LONGEST", " LINE",
 	}
 	var rows [][]string
-	unmet := 0
+	all, more := withoutMostUnmet(all, func(r Rule) bool { return r.Requests == 0 })
 	for _, r := range all {
-		if r.Requests == 0 {
-			if unmet++; unmet > mostUnmet {
-				continue
-			}
-		}
 		rows = append(rows, []string{
 			ruleName(r.Rule), cmp.Or(r.Limits, "no candidate"), Number(r.Keys), Number(r.Requests), Number(r.AtOnce), Number(r.Waited),
 			Refused(r.Refused, r.Requests), Number(r.QueueFull), Number(r.TooLate),
 			r.WaitP50.String(), r.WaitP95.String(), r.WaitP99.String(), r.Longest.String(), Number(r.LineMax),
 		})
 	}
-	return Table(titles, rows) + omitted(unmet)
+	return Table(titles, rows) + more
 }
 
-// mostUnmet is how many rules that no request has met are shown, beside all others.
-const mostUnmet = 20
-
-// omitted says how many rules that no request has met are not shown.
-func omitted(unmet int) string {
-	if unmet <= mostUnmet {
-		return ""
+// withoutMostUnmet returns all rules but most of those that no request has met, and a line that says how many these are.
+func withoutMostUnmet[R any](all []R, isUnmet func(R) bool) (shown []R, more string) {
+	const most = 20
+	unmet := 0
+	for _, r := range all {
+		if isUnmet(r) {
+			unmet++
+		}
+		if !isUnmet(r) || unmet <= most {
+			shown = append(shown, r)
+		}
 	}
-	return fmt.Sprintf("%s more rules were met by no request (-json has all)\n", Number(unmet-mostUnmet))
+	if unmet > most {
+		more = fmt.Sprintf("%s more rules were met by no request (-json has all)\n", Number(unmet-most))
+	}
+	return shown, more
 }
 
 // keysTable returns a table of how requests fared, by key, below a title.
@@ -116,13 +118,8 @@ func foundTable(all []Found) string {
 		return ""
 	}
 	var rows [][]string
-	unmet := 0
+	all, more := withoutMostUnmet(all, func(f Found) bool { return f.Requests == 0 })
 	for _, f := range all {
-		if f.Requests == 0 {
-			if unmet++; unmet > mostUnmet {
-				continue
-			}
-		}
 		row := []string{
 			ruleName(f.Rule), Number(f.Keys), Number(f.Requests),
 			f.Now.Limits, Refused(f.Now.Refused, f.Requests), f.Now.Longest.String(),
@@ -137,7 +134,7 @@ func foundTable(all []Found) string {
 		rows = append(rows, row)
 	}
 	titles := []string{"RULE", " KEYS", " REQUESTS", "NOW", " REFUSED", " LONGEST", "FOUND", " REFUSED", " LONGEST"}
-	return Table(titles, rows) + omitted(unmet)
+	return Table(titles, rows) + more
 }
 
 // Refused returns how many of some requests were refused, with their share.
