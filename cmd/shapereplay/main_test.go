@@ -282,53 +282,44 @@ func writeLog(t *testing.T, name string, hits []hit, line func(hit) string, more
 	require.NoError(t, os.WriteFile(name, text.Bytes(), 0o600))
 }
 
-// Each of them is shown, as a transcript has it. A picture has no place for them, and a table for some.
+// Each of them is shown, as a transcript has it, but a table has a place for some.
 func TestRulesThatNoRequestMetAreListed(t *testing.T) {
-	rules := file(t, "shaper.yaml", "default: 2/s depth 2\nlimits:\n  api: 1/s\n")
-	to := filepath.Join(t.TempDir(), "replay.svg")
-	status, _, problems := shapereplay(t, fiveAtOnce, "-rules", rules, "-svg", to)
-	require.Equal(t, exitOK, status, problems)
-
-	many := "default: 2/s depth 2\nlimits:\n"
+	many := "limits:\n  192.0.2.1: 2/s depth 2\n"
 	for i := range 100 {
-		many += fmt.Sprintf("  k%d: 1/s\n", i)
+		many += fmt.Sprintf("  10.0.0.%d: 1/s\n", i)
 	}
 	_, printed, _ := shapereplay(t, fiveAtOnce, "-rules", file(t, "many.yaml", many))
+	require.Equal(t, 20, strings.Count(printed, "\n10.0.0."))
+	require.Contains(t, printed, "\n192.0.2.1  2/s depth 2")
 	require.Contains(t, printed, "\n80 more rules were met by no request (-json has all)\n")
 }
 
-// A disk that is full must not throw an hour of counting away.
-func TestTheTableIsPrintedThoughAFileCannotBeWritten(t *testing.T) {
-	rules, folder := file(t, "shaper.yaml", twoMayWait), filepath.Join(t.TempDir(), "folder")
-	for _, flag := range []string{"-svg", "-export"} {
-		to := filepath.Join(folder, "out")
-		require.NoError(t, os.MkdirAll(folder, 0o700))
+// A pipe that nobody reads ends the program at the first write, as of | head -1, so files come before the table. And a
+// disk that is full must not throw an hour of counting away, so the table and the other file are written all the same.
+func TestFilesComeBeforeTheTableAndMayFail(t *testing.T) {
+	rules := file(t, "shaper.yaml", twoMayWait)
+	for fails, succeeds := range map[string]string{"-svg": "-export", "-export": "-svg"} {
+		folder, other := filepath.Join(t.TempDir(), "folder"), filepath.Join(t.TempDir(), "other")
+		require.NoError(t, os.Mkdir(folder, 0o700))
 		var printed, problems strings.Builder
 		log := &removing{Reader: strings.NewReader(fiveAtOnce), folder: folder}
-		status := run(t.Context(), []string{"-rules", rules, flag, to}, streams{in: log, out: &printed, err: &problems})
+		out := written(func(p []byte) {
+			require.FileExists(t, other)
+			printed.Write(p)
+		})
+		to := filepath.Join(folder, "out")
+		status := run(t.Context(), []string{"-rules", rules, fails, to, succeeds, other}, streams{in: log, out: out, err: &problems})
 		require.Equal(t, exitFailed, status)
 		require.Contains(t, printed.String(), "  2 (40%)")
 		require.Equal(t, "shapereplay: open "+to+": no such file or directory\n", problems.String())
 	}
 }
 
-// A pipe that nobody reads ends the program at the first write, as of | head -1.
-func TestFilesAreWrittenBeforeAnythingIsPrinted(t *testing.T) {
-	rules, to := file(t, "shaper.yaml", twoMayWait), t.TempDir()
-	svg, export := filepath.Join(to, "r.svg"), filepath.Join(to, "block.txt")
-	out := written(func() {
-		require.FileExists(t, svg)
-		require.FileExists(t, export)
-	})
-	status := run(t.Context(), []string{"-rules", rules, "-svg", svg, "-export", export}, streams{in: strings.NewReader(fiveAtOnce), out: out, err: io.Discard})
-	require.Equal(t, exitOK, status)
-}
-
-// A written is called when something is written to it.
-type written func()
+// A written is called with what is written to it.
+type written func(p []byte)
 
 func (w written) Write(p []byte) (int, error) {
-	w()
+	w(p)
 	return len(p), nil
 }
 

@@ -24,10 +24,7 @@ import (
 // and one more two seconds later.
 func drawn(t *testing.T, rules int, limits string) string {
 	t.Helper()
-	text := "limits: {}\n"
-	if rules > 0 {
-		text = "limits:\n"
-	}
+	text := "limits:\n  unmet: 1/s\n" // A picture has no place for it.
 	for i := range rules {
 		text += fmt.Sprintf("  \"<%d>&\": %s\n", i, limits)
 	}
