@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -159,6 +160,8 @@ func (p *parser) duration(n *yaml.Node) time.Duration {
 func (p *parser) integer(n *yaml.Node) int {
 	number, err := strconv.ParseUint(n.Value, 10, strconv.IntSize-1) // it accepts no sign
 	switch {
+	case errors.Is(err, strconv.ErrRange):
+		p.reportAt(n, fmt.Sprintf("expected a whole number up to %d", math.MaxInt))
 	case err != nil || n.ShortTag() != "!!int":
 		p.reportAt(n, "expected a whole number such as 100")
 	case n.Value[0] == '0' && n.Value != "0":

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -68,6 +69,7 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"default: {rate: 1/s, burst: '5'}", `f:1:29: rule "default": burst 5: expected a whole number such as 100`},
 		{"default: {rate: 1/s, burst: 0x10}", `f:1:29: rule "default": burst 0x10: expected a whole number such as 100`},
 		{"default: {rate: 1/s, burst: 1_000}", `f:1:29: rule "default": burst 1_000: expected a whole number such as 100`},
+		{"default: {rate: 1/s, depth: 99999999999999999999}", fmt.Sprintf(`f:1:29: rule "default": depth 99999999999999999999: expected a whole number up to %d`, math.MaxInt)},
 		{"default: {rate: 1/s, depth: 1.5}", `f:1:29: rule "default": depth 1.5: expected a whole number such as 100`},
 		{"default: {rate: 1/s, depth: 010}", `f:1:29: rule "default": depth 010: a 0 in front makes it octal for some: write 10`},
 		{"default: {rate: 1/s, inflight: ~}", `f:1:22: rule "default": inflight: has no value: write one, or leave it out`},
