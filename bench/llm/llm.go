@@ -115,11 +115,11 @@ type way struct {
 var ways = []way{
 	{"backoff", func(w *world) func() { return func() { w.backOff(func() {}) } }},
 	{"x-time-requests", func(w *world) func() {
-		requests := bucketOf(quota.Requests)
+		requests := bucketOf(quota.Requests, burst)
 		return func() { w.backOff(func() { wait(requests, 1) }) }
 	}},
 	{"x-time-both", func(w *world) func() {
-		requests, tokens := bucketOf(quota.Requests), bucketOf(quota.Tokens)
+		requests, tokens := bucketOf(quota.Requests, burst), bucketOf(quota.Tokens, burst)
 		return func() {
 			w.backOff(func() {
 				wait(requests, 1)
@@ -170,8 +170,8 @@ func (w *world) retry(wait func(), by http.RoundTripper) {
 	}
 }
 
-func bucketOf(perMinute int) *rate.Limiter {
-	return rate.NewLimiter(rate.Limit(perMinute)/60, int(int64(perMinute)*int64(burst)/int64(time.Minute)))
+func bucketOf(perMinute int, holds time.Duration) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(perMinute)/60, int(int64(perMinute)*int64(holds)/int64(time.Minute)))
 }
 
 func wait(l *rate.Limiter, n int) {
@@ -186,14 +186,14 @@ func wait(l *rate.Limiter, n int) {
 type cookbook struct {
 	w *world
 
-	mu               sync.Mutex
-	requests, tokens float64
-	at               time.Time // of the capacities
-	paused           time.Time // until then
+	requests, tokens *rate.Limiter
+
+	mu     sync.Mutex
+	paused time.Time // until then
 }
 
 func newCookbook(w *world) *cookbook {
-	return &cookbook{w: w, requests: float64(quota.Requests), tokens: float64(quota.Tokens), at: time.Now()}
+	return &cookbook{w: w, requests: bucketOf(quota.Requests, time.Minute), tokens: bucketOf(quota.Tokens, time.Minute)}
 }
 
 func (c *cookbook) one() {
@@ -213,17 +213,10 @@ func (c *cookbook) one() {
 func (c *cookbook) take() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
-	minutes := now.Sub(c.at).Minutes()
-	c.at = now
-	c.requests = min(float64(quota.Requests), c.requests+minutes*float64(quota.Requests))
-	c.tokens = min(float64(quota.Tokens), c.tokens+minutes*float64(quota.Tokens))
-	if now.Before(c.paused) || c.requests < 1 || c.tokens < estimate {
+	if time.Now().Before(c.paused) || c.requests.Tokens() < 1 || c.tokens.Tokens() < estimate {
 		return false
 	}
-	c.requests--
-	c.tokens -= estimate
-	return true
+	return c.requests.Allow() && c.tokens.AllowN(time.Now(), estimate)
 }
 
 // An Outcome counts how the calls of one run fared.
