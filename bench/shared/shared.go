@@ -28,6 +28,7 @@ import (
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
@@ -50,7 +51,7 @@ var Experiment = run.Experiment{
 		return r.DrawSpacings(report.Spacings{
 			Name: "shared", Title: "Four processes, one rate: how even is what reaches the upstream?", Rate: rate,
 			Caption:  fmt.Sprintf("%d processes with %d callers each share a bucket on one Redis server. %s.", processes, waiters, o.Machine),
-			Limiters: limiters, Line: func(limiter string) string { return input{Limiter: limiter, Rate: rate}.name() },
+			Limiters: limiters, Line: func(limiter string) string { return input{Limiter: limiter, Rate: rate, Network: "loopback"}.name() },
 		}, ours)
 	},
 }
@@ -68,9 +69,10 @@ const (
 // soon as they have left.
 type input struct {
 	Limiter     string
-	Waiters     int     // in each process
-	Rate        float64 // of all processes together, per second
-	RTT, Jitter time.Duration
+	Waiters     int           // in each process
+	Rate        float64       // of all processes together, per second
+	Network     string        // as the name says it
+	RTT, Jitter time.Duration // what the network adds to a round trip
 	Warm        time.Duration
 	Window      time.Duration
 }
@@ -99,11 +101,11 @@ func groups(o run.Options) []run.Group {
 			within = 2 * window // One slot more or less must be less than 2 % of a share.
 		}
 		for _, limiter := range limiters {
-			group.Cases = append(group.Cases, caseOf(input{Limiter: limiter, Waiters: waiters, Rate: rate, Warm: time.Second, Window: within}, rounds))
+			group.Cases = append(group.Cases, caseOf(input{Limiter: limiter, Waiters: waiters, Rate: rate, Network: "loopback", Warm: time.Second, Window: within}, rounds))
 		}
 		all = append(all, group)
 	}
-	for _, slow := range []input{{RTT: 2 * time.Millisecond}, {RTT: 20 * time.Millisecond, Jitter: 10 * time.Millisecond}} {
+	for _, slow := range []input{{Network: "2ms", RTT: 2 * time.Millisecond}, {Network: "20ms+-10ms", RTT: 20 * time.Millisecond, Jitter: 10 * time.Millisecond}} {
 		var group run.Group
 		for _, rate := range []float64{100, 1_000, 10_000} {
 			slow.Limiter, slow.Rate, slow.Warm, slow.Window = ours, rate, time.Second, window
@@ -124,18 +126,7 @@ func caseOf(in input, rounds int) run.Case {
 
 // name is the name of the benchmark lines.
 func (in input) name() string {
-	return fmt.Sprintf("Shared/limiter=%s/rate=%.0f/rtt=%s", in.Limiter, in.Rate, in.rtt())
-}
-
-// rtt returns the time that the network adds to a round trip, in a form that stands in a name.
-func (in input) rtt() string {
-	switch {
-	case in.RTT == 0:
-		return "loopback"
-	case in.Jitter == 0:
-		return in.RTT.String()
-	}
-	return fmt.Sprintf("%v+-%v", in.RTT, in.Jitter)
+	return fmt.Sprintf("Shared/limiter=%s/rate=%.0f/rtt=%s", in.Limiter, in.Rate, in.Network)
 }
 
 // goals judge what ours is to reach on loopback, and that it reaches the rate where the network
@@ -260,87 +251,69 @@ func work(todo workerInput) (found workerOutput, err error) {
 	})
 	defer client.Close()
 	client.AddHook(&trips)
-	l, err := open(todo.Input, client)
-	if err != nil {
-		return found, err
-	}
-	found, err = l.loop(todo)
+	found, err = open(todo.Input, client).loop(todo)
 	found.RoundTrips, found.CPU = trips.count.Load(), measure.CPUTime()
 	return found, err
 }
 
-// A limiter lets callers wait.
+// A limiter is asked until a caller may leave.
 type limiter struct {
-	wait func(context.Context) error
+	// ask returns the time after which the caller is to ask again. Less than 0 says that it may leave.
+	ask  func(context.Context) (retryAfter time.Duration, err error)
 	stop func() error
 }
 
 // open makes a limiter of the shared rate.
-func open(in input, client *redis.Client) (limiter, error) {
+func open(in input, client *redis.Client) limiter {
+	nothing := func() error { return nil }
 	switch in.Limiter {
 	case ours:
-		s, err := shaper.New(shaper.Limits{Rate: rate.Limit(in.Rate), Depth: 2 * in.Waiters}, shaper.WithBucket(redisbucket.New(client), "bench"))
-		if err != nil {
-			return limiter{}, err
-		}
-		wait := func(ctx context.Context) error {
-			for {
-				err := s.Wait(ctx)
-				refusal, is := errors.AsType[*shaper.RejectError](err)
-				if !is || !errors.Is(err, shaper.ErrUnavailable) {
-					return err
-				}
-				run.Sleep(ctx, max(refusal.RetryAfter, time.Millisecond)) // A busy machine let the server answer too late.
+		s := rivals.Must(shaper.New(shaper.Limits{Rate: rate.Limit(in.Rate), Depth: 2 * in.Waiters}, shaper.WithBucket(redisbucket.New(client), "bench")))
+		return limiter{func(ctx context.Context) (time.Duration, error) {
+			err := s.Wait(ctx)
+			if refusal, is := errors.AsType[*shaper.RejectError](err); is && errors.Is(err, shaper.ErrUnavailable) {
+				return max(refusal.RetryAfter, time.Millisecond), nil // A busy machine let the server answer too late.
 			}
-		}
-		return limiter{wait, s.Close}, nil
+			return -1, err
+		}, s.Close}
 	case "redis_rate":
 		r := redis_rate.NewLimiter(client)
 		limit := redis_rate.Limit{Rate: int(in.Rate), Burst: 1, Period: time.Second}
-		return limiter{func(ctx context.Context) error {
-			return poll(ctx, func() (time.Duration, error) {
-				found, err := r.Allow(ctx, "bench", limit)
-				if err != nil || found.Allowed > 0 {
-					return -1, err
-				}
-				return found.RetryAfter, nil
-			})
-		}, nil}, nil
+		return limiter{func(ctx context.Context) (time.Duration, error) {
+			found, err := r.Allow(ctx, "bench", limit)
+			if err != nil || found.Allowed > 0 {
+				return -1, err
+			}
+			return found.RetryAfter, nil
+		}, nothing}
 	case "throttled":
-		store, err := goredisstore.NewCtx(client, "bench:")
-		if err != nil {
-			return limiter{}, err
-		}
-		t, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerSec(int(in.Rate))})
-		if err != nil {
-			return limiter{}, err
-		}
-		return limiter{func(ctx context.Context) error {
-			return poll(ctx, func() (time.Duration, error) {
-				limited, found, err := t.RateLimitCtx(ctx, "bench", 1)
-				switch {
-				case err != nil && ctx.Err() == nil:
-					return 0, nil // It gives up after ten lost races with other callers; then it is asked again.
-				case err != nil || !limited:
-					return -1, err
-				}
-				return found.RetryAfter, nil
-			})
-		}, nil}, nil
+		store := rivals.Must(goredisstore.NewCtx(client, "bench:"))
+		t := rivals.Must(throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerSec(int(in.Rate))}))
+		return limiter{func(ctx context.Context) (time.Duration, error) {
+			limited, found, err := t.RateLimitCtx(ctx, "bench", 1)
+			switch {
+			case err != nil && ctx.Err() == nil:
+				return 0, nil // It gives up after ten lost races with other callers; then it is asked again.
+			case err != nil || !limited:
+				return -1, err
+			}
+			return found.RetryAfter, nil
+		}, nothing}
 	}
-	return limiter{}, fmt.Errorf("no limiter is named %q", in.Limiter)
+	panic("no limiter is named " + in.Limiter)
 }
 
-// poll asks until there is no time to wait for any more, and sleeps for that time before it
-// asks again.
-func poll(ctx context.Context, ask func() (retryAfter time.Duration, err error)) error {
+// wait asks, and sleeps for as long as it is told before it asks again.
+func (l limiter) wait(ctx context.Context) error {
 	for {
-		after, err := ask()
+		after, err := l.ask(ctx)
 		if err != nil || after < 0 {
 			return err
 		}
-		if run.Sleep(ctx, after); ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return ctx.Err()
+		case <-time.After(after):
 		}
 	}
 }
@@ -362,10 +335,7 @@ func (l limiter) loop(todo workerInput) (found workerOutput, err error) {
 	time.Sleep(time.Until(todo.Begin.Add(todo.Input.Warm + todo.Input.Window)))
 	cancel()
 	all.Wait()
-	var stopped error
-	if l.stop != nil {
-		stopped = l.stop()
-	}
+	stopped := l.stop()
 	found.Departures, err = loop.Departures()
 	return found, errors.Join(err, stopped)
 }

@@ -29,8 +29,6 @@ func TestEveryLimiterSharesItsRate(t *testing.T) {
 			require.Positive(t, found.CPU)
 		})
 	}
-	_, err := open(input{Limiter: "none"}, nil)
-	require.EqualError(t, err, `no limiter is named "none"`)
 }
 
 // Four processes over one second. One of them is given twice as many slots as another.

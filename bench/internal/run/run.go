@@ -301,11 +301,3 @@ func (p ChildProcess[In, Out]) Take(ctx context.Context, in In) (found Out, err 
 	err = gob.NewDecoder(&output).Decode(&found)
 	return found, err
 }
-
-// Sleep ends with the context.
-func Sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
