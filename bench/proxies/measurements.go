@@ -8,8 +8,6 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -260,7 +258,7 @@ func requestsFor(r rival, wanted, files int) int {
 // measureWaiting lets so many requests wait in a proxy at once, as far as files allow.
 func measureWaiting(t *testing.T, proxy string, wanted int) memory {
 	const slow = 1 // per second
-	n := requestsFor(named(proxy), wanted, openFiles())
+	n := requestsFor(rivals[proxy], wanted, openFiles())
 	s := newStage(t, proxy, slow, n+fewMore, true)
 	time.Sleep(settling) // Workers start after the first process listens.
 	before := s.usage(t)
@@ -298,14 +296,11 @@ func (s *stage) connect(t *testing.T, n int) {
 		require.NoError(t, err, "connection %d of %d", len(s.callers)+1, n)
 		s.callers = append(s.callers, caller{conn, bufio.NewReaderSize(conn, 1024), new(fasthttp.Response)})
 	}
-	t.Cleanup(s.hangUp)
-}
-
-func (s *stage) hangUp() {
-	for _, one := range s.callers {
-		// Nothing is sent any more, so that there is nothing to lose.
-		_ = one.conn.Close()
-	}
+	t.Cleanup(func() {
+		for _, one := range s.callers {
+			_ = one.conn.Close() // Nothing is sent any more, so that there is nothing to lose.
+		}
+	})
 }
 
 // A response is the response that a caller has received.
@@ -391,7 +386,7 @@ func (c caller) receive() (int, error) {
 	return c.got.StatusCode(), err
 }
 
-// usage counts the resources that a process and its children use, as Linux tells it.
+// usage counts the resources that a process and its children use, as Linux tells it: nginx has one for each processor.
 type usage struct {
 	cpu      float64 // user and system, in nanoseconds, since they started
 	resident float64 // bytes
@@ -403,32 +398,19 @@ func (s *stage) usage(t *testing.T) (sum usage) {
 	if !measure.MemoryIsTold() {
 		return usage{measure.Unknown, measure.Unknown, 0}
 	}
-	for _, pid := range family(s.pid) {
-		process, err := procfs.NewProc(pid)
-		require.NoError(t, err)
+	all, err := procfs.AllProcs()
+	require.NoError(t, err)
+	for _, process := range all {
 		stat, err := process.Stat()
-		require.NoError(t, err)
+		if err != nil || stat.PID != s.pid && stat.PPID != s.pid {
+			continue // Another process may end at any time.
+		}
 		files, err := process.FileDescriptorsLen()
 		require.NoError(t, err)
 		sum = usage{sum.cpu + 1e9*stat.CPUTime(), sum.resident + float64(stat.ResidentMemory()), sum.files + files}
 	}
+	require.Positive(t, sum.files, "the proxy runs")
 	return sum
-}
-
-// family returns a process and all that it has started: nginx has a process for each
-// processor.
-func family(pid int) []int {
-	all := []int{pid}
-	lists, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/children")) // The pattern is well formed.
-	for _, list := range lists {
-		children, _ := os.ReadFile(list) // The thread may have ended.
-		for _, child := range strings.Fields(string(children)) {
-			if pid, err := strconv.Atoi(child); err == nil {
-				all = append(all, family(pid)...)
-			}
-		}
-	}
-	return all
 }
 
 // An upstream answers every request, and notes when those with a number arrived.

@@ -7,7 +7,6 @@
 package proxies
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,13 +16,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/internal/servers"
 )
 
 // Experiment is "proxies".
@@ -34,15 +33,11 @@ var Experiment = run.Experiment{
 	Prepare: prepare,
 	Groups:  groups,
 	Conclude: func(r *report.Report, o run.Options) error {
-		var names []string
-		for _, one := range rivals {
-			names = append(names, one.name)
-		}
 		const rate = 1000
 		return r.DrawSpacings(report.Spacings{
 			Name: "proxies", Title: "How even is what reaches an upstream behind a proxy?", Rate: rate,
 			Caption:  "haproxy-maxconn is paced by an upstream that takes an interval for each request. " + o.Machine + ".",
-			Limiters: names, Line: func(proxy string) string { return spacingName(proxy, rate) },
+			Limiters: compared, Line: func(proxy string) string { return spacingName(proxy, rate) },
 		}, ours)
 	},
 }
@@ -72,21 +67,21 @@ func groups(o run.Options) []run.Group {
 	rounds := o.Times(3, 1)
 	spacings, leavings, ceilings, waitings := run.Group{AtOnce: o.Quick}, run.Group{AtOnce: o.Quick}, run.Group{}, run.Group{AtOnce: o.Quick}
 	for _, rate := range slices.Sorted(maps.Keys(windows)) {
-		for _, r := range rivals {
-			if r.limit != unlimited {
-				in := spacingInput{r.name, rate, leadOf(r), windows[rate]}
-				spacings.Cases = append(spacings.Cases, run.One(spacingName(r.name, rate), rounds, func(t *testing.T) measure.Spacing { return measureSpacing(t, in) }))
+		for _, name := range compared {
+			if r := rivals[name]; r.limit != unlimited {
+				in := spacingInput{name, rate, leadOf(r), windows[rate]}
+				spacings.Cases = append(spacings.Cases, run.One(spacingName(name, rate), rounds, func(t *testing.T) measure.Spacing { return measureSpacing(t, in) }))
 			}
 		}
 	}
-	for _, r := range rivals {
-		if r.limit != unlimited {
-			in := leavingInput{r.name, 400, leadOf(r), 400}
-			leavings.Cases = append(leavings.Cases, run.One("ProxyLeaving/proxy="+r.name, rounds, func(t *testing.T) leaving { return measureLeaving(t, in) }))
+	for _, name := range compared {
+		if r := rivals[name]; r.limit != unlimited {
+			in := leavingInput{name, 400, leadOf(r), 400}
+			leavings.Cases = append(leavings.Cases, run.One("ProxyLeaving/proxy="+name, rounds, func(t *testing.T) leaving { return measureLeaving(t, in) }))
 		}
-		ceilings.Cases = append(ceilings.Cases, run.One("ProxyCeiling/proxy="+r.name, rounds, func(t *testing.T) ceiling { return measureCeiling(t, r.name, flooding) }))
+		ceilings.Cases = append(ceilings.Cases, run.One("ProxyCeiling/proxy="+name, rounds, func(t *testing.T) ceiling { return measureCeiling(t, name, flooding) }))
 		if measure.MemoryIsTold() {
-			waitings.Cases = append(waitings.Cases, run.One("ProxyWaiting/proxy="+r.name, rounds, func(t *testing.T) memory { return measureWaiting(t, r.name, waiting) }))
+			waitings.Cases = append(waitings.Cases, run.One("ProxyWaiting/proxy="+name, rounds, func(t *testing.T) memory { return measureWaiting(t, name, waiting) }))
 		}
 	}
 	return []run.Group{spacings, leavings, ceilings, waitings}
@@ -98,25 +93,23 @@ func spacingName(proxy string, rate int) string {
 
 // note tells which programs were compared, with their versions, how, and the meaning of the columns.
 func note(caddy, nginx, haproxy string) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "shaperd: Caddy (%s) with this library, a bucket for each client's address. middleware: httputil.ReverseProxy behind the middleware. ", caddy)
-	fmt.Fprintf(&b, "nginx (%s): limit_req for each client's address, with burst and without nodelay. ", nginx)
-	fmt.Fprintf(&b, "HAProxy (%s) limits in two ways. haproxy-sessions: \"rate-limit sessions\" accepts so many connections a second and leaves the others in the "+
+	return fmt.Sprintf("shaperd: Caddy (%s) with this library, a bucket for each client's address. middleware: httputil.ReverseProxy behind the middleware. "+
+		"nginx (%s): limit_req for each client's address, with burst and without nodelay. "+
+		"HAProxy (%s) limits in two ways. haproxy-sessions: \"rate-limit sessions\" accepts so many connections a second and leaves the others in the "+
 		"kernel's backlog; it can't tell requests on one connection apart, nor clients. haproxy-maxconn: \"server … maxconn\" queues what exceeds so many requests at once. "+
 		"That is no rate: its figures are of an upstream that takes exactly one interval for each request, with maxconn 1. "+
-		"(A rate of requests in HAProxy, from a stick-table, refuses: deny at once, tarpit after a fixed time.) ", haproxy)
-	b.WriteString("caddy: the same Caddy without a limit. All use all processors, which they share with load generator and upstream. ")
-	b.WriteString("Medians of interleaved rounds. ")
-	b.WriteString("Error: |spacing - interval| at the upstream, of requests that are sent one after another, each on its own open connection, sooner than they may leave. " +
-		"Of haproxy-sessions two seconds are left out before: it lets a second's worth pass before it holds any back. Overtaken: arrived after a request that was sent later. " +
-		"Go's servers read each connection in a goroutine of its own, so that requests overtake each other before they come to the line. ")
-	b.WriteString("Served: every second caller in line closes its connection; the slots from then on that went to one of the others. ")
-	fmt.Fprintf(&b, "Requests/s: %d connections, each of which asks again when it has its response, with a limit out of reach. "+
-		"CPU: user and system time of all processes of the proxy. ", ceilingCallers)
-	b.WriteString("Memory: what the proxy's processes have resident, at rest and beyond that for each request that waits, without the kernel's share. Caddy without a limit lets them " +
-		"all pass to the upstream, which does not answer: each of its requests has a second connection. In the kernel: haproxy-sessions leaves as many there as " +
-		"the system allows (on Linux net.core.somaxconn, mostly 4,096), and has no line of its own.")
-	return b.String()
+		"(A rate of requests in HAProxy, from a stick-table, refuses: deny at once, tarpit after a fixed time.) "+
+		"caddy: the same Caddy without a limit. All use all processors, which they share with load generator and upstream. "+
+		"Medians of interleaved rounds. "+
+		"Error: |spacing - interval| at the upstream, of requests that are sent one after another, each on its own open connection, sooner than they may leave. "+
+		"Of haproxy-sessions two seconds are left out before: it lets a second's worth pass before it holds any back. Overtaken: arrived after a request that was sent later. "+
+		"Go's servers read each connection in a goroutine of its own, so that requests overtake each other before they come to the line. "+
+		"Served: every second caller in line closes its connection; the slots from then on that went to one of the others. "+
+		"Requests/s: %d connections, each of which asks again when it has its response, with a limit out of reach. "+
+		"CPU: user and system time of all processes of the proxy. "+
+		"Memory: what the proxy's processes have resident, at rest and beyond that for each request that waits, without the kernel's share. Caddy without a limit lets them "+
+		"all pass to the upstream, which does not answer: each of its requests has a second connection. In the kernel: haproxy-sessions leaves as many there as "+
+		"the system allows (on Linux net.core.somaxconn, mostly 4,096), and has no line of its own.", caddy, nginx, haproxy, ceilingCallers)
 }
 
 // goals hold the median error of ours against nginx's at each rate.
@@ -128,29 +121,21 @@ var goals = []report.Goal{{
 // folder is the name of the variable with the folder in which the proxies write, and where Caddy with the shaper is.
 const folder = "BENCH_PROXIES"
 
-// prepare builds Caddy with the shaper, and asks all programs for their versions.
-func prepare(ctx context.Context, o run.Options) (told string, done func(), err error) {
-	dir, err := os.MkdirTemp("", "bench-proxies")
-	if err != nil {
-		return "", nil, err
-	}
-	remove := func() { _ = os.RemoveAll(dir) } // At most empty folders are left there.
-	defer func() {
-		if err != nil {
-			remove()
-		}
-	}()
+// prepare builds Caddy with the shaper in a folder, and asks all programs for their versions.
+func prepare(ctx context.Context, o run.Options, dir string) (told string, err error) {
 	// Started by root, the workers of nginx are another user, who must get in.
 	if err := errors.Join(os.Chmod(dir, 0o711), os.Setenv(folder, dir)); err != nil {
-		return "", nil, err
+		return "", err
 	}
-	if err := buildShaperd(ctx, o, dir); err != nil {
-		return "", nil, err
+	o.Logf("builds shaperd, which takes minutes the first time")
+	shaperd := filepath.Join(dir, shaperd)
+	if err := servers.BuildShaperdAs(ctx, shaperd); err != nil { // This module has nothing to do with the many that Caddy requires.
+		return "", err
 	}
-	caddy, err1 := version(ctx, `v\d\S+`, filepath.Join(dir, "shaperd"), "version")
+	caddy, err1 := version(ctx, `v\d\S+`, shaperd, "version")
 	nginx, err2 := version(ctx, `nginx/\S+`, "nginx", "-v")
 	haproxy, err3 := version(ctx, `HAProxy version \S+`, "haproxy", "-v")
-	return note(caddy, nginx, haproxy), remove, errors.Join(err1, err2, err3)
+	return note(caddy, nginx, haproxy), errors.Join(err1, err2, err3)
 }
 
 // version asks a program for its version. The pattern matches the version in the program's output.
@@ -164,24 +149,4 @@ func version(ctx context.Context, pattern, program, asked string) (string, error
 		return "", fmt.Errorf("%s %s says %q: %w", program, asked, said, err)
 	}
 	return found, nil
-}
-
-// shaperd is the package of Caddy with the shaper. It is built, not imported: this module
-// has nothing to do with the many that Caddy requires.
-const shaperd = "example.com/leakybucket/cmd/shaperd"
-
-func buildShaperd(ctx context.Context, o run.Options, dir string) error {
-	o.Logf("builds shaperd, which takes minutes the first time")
-	said, err := exec.CommandContext(ctx, "go", "env", "GOWORK").Output()
-	if err != nil {
-		return fmt.Errorf("go env GOWORK: %w", err)
-	}
-	// The file beside go.work that uses every module, also Caddy's. Outside the tree there is none.
-	workspace := filepath.Join(filepath.Dir(string(bytes.TrimSpace(said))), "all.work")
-	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "shaperd"), shaperd)
-	build.Env = append(os.Environ(), "GOWORK="+workspace)
-	if said, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("shaperd is built with Go from within this project's tree: %w: %s", errors.Join(err, ctx.Err()), bytes.TrimSpace(said))
-	}
-	return nil
 }

@@ -21,17 +21,16 @@ import (
 func TestMain(m *testing.M) {
 	run.Child(Experiment)
 	status := m.Run()
-	if done != nil {
-		done()
-	}
+	_ = os.RemoveAll(dir)
 	os.Exit(status)
 }
 
 var (
-	told     string
-	done     func()
+	dir      string
 	prepared = sync.OnceValue(func() (err error) {
-		told, done, err = prepare(context.Background(), run.Options{})
+		if dir, err = os.MkdirTemp("", "bench-proxies"); err == nil {
+			_, err = prepare(context.Background(), run.Options{}, dir)
+		}
 		return err
 	})
 )
@@ -45,23 +44,6 @@ func needAll(t *testing.T) {
 	require.NoError(t, prepared())
 }
 
-// Each kind, and each proxy, but not each kind with each proxy, are measured with so few requests that only figures which
-// do not depend on the machine can be judged.
-func TestEachKindAndEachProxyIsMeasured(t *testing.T) {
-	needAll(t)
-	require.Regexp(t, `shaperd: Caddy \(v\d.* nginx \(nginx/\d.* HAProxy \(HAProxy version \d`, told)
-	require.Equal(t, 19, measureSpacing(t, spacingInput{nginx, 1000, 0, 20 * time.Millisecond}).Departures)
-	require.Positive(t, measureLeaving(t, leavingInput{middleware, 200, leadOf(named(middleware)), 100}).Served)
-	if measure.MemoryIsTold() {
-		for _, name := range []string{middleware, haproxySessions, caddy} {
-			require.Positive(t, measureWaiting(t, name, 50).AtRest)
-		}
-	}
-	for _, r := range rivals {
-		require.Positive(t, measureCeiling(t, r.name, 50*time.Millisecond).PerSecond)
-	}
-}
-
 // What becomes of slots does not depend on how fast the machine is. But if the upstream stalls
 // it sees late the requests that the proxy goes on sending. So a measurement that went wrong while
 // this process stalled is taken again.
@@ -72,7 +54,7 @@ func TestWhoseSlotsAreLost(t *testing.T) {
 			t.Parallel()
 			var found leaving
 			for well, tries := false, 0; !well && tries < 12; tries++ {
-				stalled := realtime.LongestStall(func() { found = measureLeaving(t, leavingInput{name, 200, leadOf(named(name)), 160}) })
+				stalled := realtime.LongestStall(func() { found = measureLeaving(t, leavingInput{name, 200, leadOf(rivals[name]), 160}) })
 				t.Logf("served %.1f %%, asked %.1f %%, stalled for %v", found.Served, found.Asked, stalled)
 				well = lost && found.Served < 65 || !lost && found.Asked < 10 || stalled < 50*time.Millisecond // Ten slots pass in that time.
 			}
@@ -87,10 +69,10 @@ func TestWhoseSlotsAreLost(t *testing.T) {
 }
 
 func TestRequestsThatWaitAreAsManyAsFilesAllow(t *testing.T) {
-	require.Equal(t, 10_000, requestsFor(named(nginx), 10_000, 20_000))
-	require.Equal(t, 9800, requestsFor(named(caddy), 10_000, 20_000), "each has a connection to the upstream, too")
-	require.Zero(t, requestsFor(named(haproxySessions), 10_000, 20_000), "they wait in the kernel")
-	require.Equal(t, 824, requestsFor(named(ours), 10_000, 1024))
+	require.Equal(t, 10_000, requestsFor(rivals[nginx], 10_000, 20_000))
+	require.Equal(t, 9800, requestsFor(rivals[caddy], 10_000, 20_000), "each has a connection to the upstream, too")
+	require.Zero(t, requestsFor(rivals[haproxySessions], 10_000, 20_000), "they wait in the kernel")
+	require.Equal(t, 824, requestsFor(rivals[ours], 10_000, 1024))
 }
 
 func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
@@ -109,8 +91,8 @@ func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var all sync.WaitGroup
-	for _, r := range rivals {
-		all.Go(func() { _, _ = run.InChild(ctx, run.Options{}, run.Case{Name: "ProxyCeiling/proxy=" + r.name}) })
+	for _, name := range compared {
+		all.Go(func() { _, _ = run.InChild(ctx, run.Options{}, run.Case{Name: "ProxyCeiling/proxy=" + name}) })
 	}
 	realtime.Until(t, func() bool { return running() > len(rivals) }, "the proxies run, and workers of nginx")
 	cancel()
@@ -120,7 +102,7 @@ func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)
 	t.Setenv(folder, here)
-	_, _, err := prepare(ctx, run.Options{})
+	_, err := Experiment.Run(ctx, run.Options{})
 	require.ErrorIs(t, err, context.Canceled)
 	left, err := os.ReadDir(temporary)
 	require.NoError(t, err)
@@ -129,10 +111,10 @@ func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
 
 func TestProxiesAreConfiguredWithWhatIsMeasured(t *testing.T) {
 	s := setting{Listen: "127.0.0.1:1", Upstream: "127.0.0.1:2", Rate: 100, Line: 300, AtOnce: 7}
-	for _, r := range rivals {
+	for name, r := range rivals {
 		if r.file != "" {
-			require.Contains(t, s.in(r.config, 4000), "127.0.0.1:2", r.name)
-			require.NotRegexp(t, `\{[a-z-]+\}`, s.in(r.config, 4000), r.name)
+			require.Contains(t, s.in(r.config, 4000), "127.0.0.1:2", name)
+			require.NotRegexp(t, `\{[a-z-]+\}`, s.in(r.config, 4000), name)
 		}
 	}
 	for _, want := range []string{"listen 127.0.0.1:1 ", "server 127.0.0.1:2;", "rate=100r/s;", "burst=300;", "worker_connections 4000;", "daemon off;", "access_log off;"} {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,7 +27,6 @@ import (
 
 // A rival is a proxy that can be started with a limit.
 type rival struct {
-	name  string
 	limit limit
 	file  string // for its configuration, in a folder of its own, where its command runs; "": it is this program
 	// In its configuration {listen}, {port}, {upstream}, {rate}, {line}, {at-once} and {files} stand for parts of a setting.
@@ -67,32 +65,28 @@ var caddyConfig string
 var (
 	runNginx   = []string{"nginx", "-p", ".", "-c", "nginx.conf"}
 	runHAProxy = []string{"haproxy", "-db", "-f", "haproxy.cfg"}
-	runCaddy   = []string{shaperd, "run", "--config", "Caddyfile"} // shaperd stands for where it was built.
+	runCaddy   = []string{shaperd, "run", "--config", "Caddyfile"}
 )
 
-// rivals are compared in this order. Caddy with the shaper has a bucket for each client's address, as nginx has.
-var rivals = []rival{
-	{ours, byRate, "Caddyfile", with(caddyConfig, "{order}", "order shape before reverse_proxy", "{shape}", "shape {\n\t\tlimits {rate}/s depth {line}\n\t}"), runCaddy},
-	{middleware, byRate, "", "", nil},
-	{nginx, byRate, "nginx.conf", nginxConfig, runNginx},
-	{haproxySessions, bySessions, "haproxy.cfg", with(haproxyConfig, "{sessions}", "rate-limit sessions {rate}", "{maxconn}", ""), runHAProxy},
-	{haproxyMaxconn, byResponses, "haproxy.cfg", with(haproxyConfig, "{sessions}", "", "{maxconn}", "maxconn {at-once}"), runHAProxy},
-	{caddy, unlimited, "Caddyfile", with(caddyConfig, "{order}", "", "{shape}", ""), runCaddy},
+// shaperd is the file of Caddy with the shaper, in the folder that all proxies share.
+const shaperd = "shaperd"
+
+// compared are the rivals in their order.
+var compared = []string{ours, middleware, nginx, haproxySessions, haproxyMaxconn, caddy}
+
+// rivals are those by name. Caddy with the shaper has a bucket for each client's address, as nginx has.
+var rivals = map[string]rival{
+	ours:            {byRate, "Caddyfile", with(caddyConfig, "{order}", "order shape before reverse_proxy", "{shape}", "shape {\n\t\tlimits {rate}/s depth {line}\n\t}"), runCaddy},
+	middleware:      {byRate, "", "", nil},
+	nginx:           {byRate, "nginx.conf", nginxConfig, runNginx},
+	haproxySessions: {bySessions, "haproxy.cfg", with(haproxyConfig, "{sessions}", "rate-limit sessions {rate}", "{maxconn}", ""), runHAProxy},
+	haproxyMaxconn:  {byResponses, "haproxy.cfg", with(haproxyConfig, "{sessions}", "", "{maxconn}", "maxconn {at-once}"), runHAProxy},
+	caddy:           {unlimited, "Caddyfile", with(caddyConfig, "{order}", "", "{shape}", ""), runCaddy},
 }
 
 // with puts values in the places of names.
 func with(config string, namesAndValues ...string) string {
 	return strings.NewReplacer(namesAndValues...).Replace(config)
-}
-
-// named returns the rival of that name. It panics if there is none: all names are the
-// experiment's own.
-func named(name string) rival {
-	at := slices.IndexFunc(rivals, func(r rival) bool { return r.name == name })
-	if at < 0 {
-		panic("no proxy is named " + name)
-	}
-	return rivals[at]
 }
 
 // noLimit is a rate far above what any of them can serve.
@@ -121,7 +115,7 @@ type stage struct {
 // are at the upstream at once is paced by it: then the upstream takes an interval of the
 // rate for each. Both end with the test.
 func newStage(t *testing.T, name string, rate, line int, holds bool) *stage {
-	r := named(name)
+	r := rivals[name]
 	s := setting{Listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(servers.FreePort(t))), Rate: rate, Line: line}
 	takes := time.Duration(0)
 	if r.limit == byResponses {
@@ -150,7 +144,7 @@ func start(t *testing.T, r rival, s setting) (pid int) {
 		require.NoError(t, os.WriteFile(filepath.Join(own, r.file), []byte(s.in(r.config, openFiles())), 0o644))
 		program := r.command[0]
 		if program == shaperd {
-			program = filepath.Join(shared, "shaperd")
+			program = filepath.Join(shared, shaperd)
 		}
 		command = exec.Command(program, r.command[1:]...)
 		command.Env = append(os.Environ(), "XDG_DATA_HOME="+own, "XDG_CONFIG_HOME="+own) // Caddy writes there.

@@ -1,7 +1,9 @@
 package servers
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,24 +16,32 @@ import (
 // goes when the test ends.
 func BuildShaperd(t testing.TB) (program string) {
 	t.Helper()
+	program = filepath.Join(t.TempDir(), "shaperd")
+	if err := BuildShaperdAs(t.Context(), program); err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
+// BuildShaperdAs builds the command shaperd of the tree in which this process runs as a program. The end of ctx ends it.
+func BuildShaperdAs(ctx context.Context, program string) error {
 	tree, err := os.Getwd() // Tests run in the folder of their package.
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	for !exists(filepath.Join(tree, "all.work")) {
 		if tree == filepath.Dir(tree) {
-			t.Fatal("there is no file all.work above this folder")
+			return errors.New("there is no file all.work above this folder")
 		}
 		tree = filepath.Dir(tree)
 	}
-	program = filepath.Join(t.TempDir(), "shaperd")
-	command := exec.Command("go", "build", "-o", program, ".")
+	command := exec.CommandContext(ctx, "go", "build", "-o", program, ".")
 	command.Dir = filepath.Join(tree, "cmd", "shaperd")
 	command.Env = append(os.Environ(), "GOWORK="+filepath.Join(tree, "all.work"))
 	if text, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, text)
+		return fmt.Errorf("go build: %w\n%s", errors.Join(err, ctx.Err()), text)
 	}
-	return program
+	return nil
 }
 
 func exists(file string) bool {

@@ -31,8 +31,9 @@ type Experiment struct {
 	Goals []report.Goal
 	Needs []Program // It can't do without them. They are looked for before anything is measured.
 
-	// Prepare makes what children need, and returns more to note. done removes it. nil: there is nothing to prepare.
-	Prepare func(context.Context, Options) (note string, done func(), err error)
+	// Prepare makes what children need, in a folder that is removed with all in it, and returns more to note. nil: there is
+	// nothing to prepare.
+	Prepare func(ctx context.Context, o Options, folder string) (note string, err error)
 	// Groups returns what is measured, in a child process each.
 	Groups func(Options) []Group
 	// Conclude adds to the lines that were measured what follows from several of them, and pictures. nil: nothing.
@@ -43,11 +44,15 @@ type Experiment struct {
 func (e Experiment) Run(ctx context.Context, o Options) (r report.Report, err error) {
 	r = report.Report{Name: e.Name, What: e.What, Note: e.Note, Goals: e.Goals}
 	if e.Prepare != nil {
-		note, done, err := e.Prepare(ctx, o)
+		folder, err := os.MkdirTemp("", "bench-"+e.Name)
 		if err != nil {
 			return r, err
 		}
-		defer done()
+		defer func() { _ = os.RemoveAll(folder) }() // At most empty folders are left there.
+		note, err := e.Prepare(ctx, o, folder)
+		if err != nil {
+			return r, err
+		}
 		r.Note += note
 	}
 	r.Lines, err = take(ctx, o, func(c Case) ([]report.Line, error) { return InChild(ctx, o, c) }, e.Groups(o)...)
