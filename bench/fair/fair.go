@@ -28,6 +28,7 @@ import (
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
+	order "example.com/leakybucket/internal/fair"
 	"example.com/leakybucket/shaper"
 )
 
@@ -110,8 +111,7 @@ var ways = []way{
 		return func(key string, n int) { check(all[key].WaitN(context.Background(), n)) }, func() {}
 	}},
 	{"round-robin", func(keys) (func(string, int), func()) {
-		r := &roundRobin{lines: map[string][]pending{}}
-		return r.wait, func() {}
+		return new(roundRobin).wait, func() {}
 	}},
 	{"queueset", func(k keys) (func(string, int), func()) {
 		// The seat of the last request is given up by a goroutine, which has to be gone before the bubble ends.
@@ -159,12 +159,12 @@ func (unseen) Add(float64)            {}
 func (unseen) SetToCurrentTime()      {}
 func (unseen) SetDenominator(float64) {}
 
-// A roundRobin has a line for each key, and lets one request of each leave in turn. The next one leaves when the rate has made up for the cost of the last.
+// A roundRobin has a line for each key, and lets one request of each leave in turn: in the order that is fair if all
+// cost the same. The next one leaves when the rate has made up for the cost of the last.
 type roundRobin struct {
 	mu    sync.Mutex
 	free  time.Time // when the next request may leave
-	lines map[string][]pending
-	turns []string // keys with a line, the next first
+	order order.Order[pending]
 	armed bool
 }
 
@@ -177,10 +177,7 @@ type pending struct {
 func (r *roundRobin) wait(key string, n int) {
 	p := pending{n, make(chan struct{})}
 	r.mu.Lock()
-	if len(r.lines[key]) == 0 {
-		r.turns = append(r.turns, key)
-	}
-	r.lines[key] = append(r.lines[key], p)
+	r.order.Push(key, 1, 1, p)
 	if !r.armed {
 		r.armed = true
 		time.AfterFunc(time.Until(r.free), r.next)
@@ -193,16 +190,12 @@ func (r *roundRobin) wait(key string, n int) {
 func (r *roundRobin) next() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	key := r.turns[0]
-	p := r.lines[key][0]
-	r.turns, r.lines[key] = r.turns[1:], r.lines[key][1:]
-	if len(r.lines[key]) > 0 {
-		r.turns = append(r.turns, key)
-	}
+	p := r.order.Head().Value
+	r.order.Depart()
 	close(p.leave)
 	took := atTheRate(p.cost)
 	r.free = time.Now().Add(took)
-	if r.armed = len(r.turns) > 0; r.armed {
+	if r.armed = r.order.Keys() > 0; r.armed {
 		time.AfterFunc(took, r.next)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/sethvargo/go-limiter/memorystore"
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
+	"example.com/leakybucket/internal/fair"
 
 	"example.com/leakybucket/internal/naive"
 	"example.com/leakybucket/shaper"
@@ -91,10 +92,9 @@ func openFair(perSecond float64, waiting int) Line {
 
 func openFairOutside(perSecond float64, waiting int) Line {
 	s := newShaper(perSecond, waiting, 0)
-	f := &fairOutside{shaper: s, paid: map[string]int{}}
-	next := nextKey()
+	outside, next := fairOutside{shaper: s}, nextKey()
 	return Line{
-		Wait: func(ctx context.Context) error { return f.wait(ctx, next()) },
+		Wait: func(ctx context.Context) error { return outside.wait(ctx, next()) },
 		Stop: func() { _ = s.Close() },
 	}
 }
@@ -110,37 +110,27 @@ func nextKey() func() string {
 type fairOutside struct {
 	shaper *shaper.Shaper
 
-	mu     sync.Mutex
-	taken  bool           // by the caller that is let in
-	latest int            // tag of that caller
-	paid   map[string]int // the last tag of each key
-	line   []outsider     // by tag; of equal ones the first to come is first
-}
-
-// An outsider is a caller that is not let in yet.
-type outsider struct {
-	tag   int // what its key has paid with it
-	letIn chan struct{}
+	mu    sync.Mutex
+	taken bool                      // by the caller that is let in
+	order fair.Order[chan struct{}] // of those that are not let in yet; the channel is closed when one is
 }
 
 func (f *fairOutside) wait(ctx context.Context, key string) error {
 	f.mu.Lock()
-	o := outsider{max(f.latest, f.paid[key]) + 1, make(chan struct{})}
-	f.paid[key] = o.tag
-	at, _ := slices.BinarySearchFunc(f.line, o.tag+1, func(other outsider, tag int) int { return other.tag - tag })
-	f.line = slices.Insert(f.line, at, o)
+	one := f.order.Push(key, 1, 1, make(chan struct{}))
 	if !f.taken {
 		f.nextLocked()
 	}
 	f.mu.Unlock()
 	select {
-	case <-o.letIn:
+	case <-one.Value:
 	case <-ctx.Done():
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if at := slices.Index(f.line, o); at >= 0 {
-			f.line = slices.Delete(f.line, at, at+1)
-		} else { // It was let in meanwhile.
+		select {
+		case <-one.Value: // It was let in meanwhile.
+		default:
+			f.order.Remove(one)
 			f.nextLocked()
 		}
 		return ctx.Err()
@@ -154,11 +144,11 @@ func (f *fairOutside) wait(ctx context.Context, key string) error {
 
 // nextLocked lets the next one in.
 func (f *fairOutside) nextLocked() {
-	f.taken = len(f.line) > 0
+	one := f.order.Head()
+	f.taken = one != nil
 	if f.taken {
-		f.latest = f.line[0].tag
-		close(f.line[0].letIn)
-		f.line = slices.Delete(f.line, 0, 1)
+		f.order.Depart()
+		close(one.Value)
 	}
 }
 
