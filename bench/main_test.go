@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -136,23 +135,22 @@ func TestHelpAndListMeasureNothing(t *testing.T) {
 func TestTheExperiments(t *testing.T) {
 	all := experiments()
 	require.Equal(t, "spacing, busy, admission, http, goodput, hole, scale, keys, fair, fair-busy, llm, shared, proxies", names(all))
+	measured := map[string]bool{}
 	for _, e := range all {
 		require.NotZero(t, e.What, e.Name)
-	}
-}
-
-// Each experiment can be read, measured and changed by itself.
-func TestAnExperimentKnowsNoOtherOne(t *testing.T) {
-	const module = "example.com/leakybucket/bench/"
-	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...").Output()
-	require.NoError(t, err)
-	for line := range strings.Lines(string(out)) {
-		words := strings.Fields(line)
-		for _, imported := range words[1:] {
-			if words[0]+"/" != module && strings.HasPrefix(imported, module) { // The program knows all.
-				require.True(t, strings.HasPrefix(imported, module+"internal/"), line)
+		for _, g := range e.Groups(run.Options{}) {
+			for _, c := range g.Cases {
+				require.False(t, measured[c.Name], "two cases have the name %s", c.Name)
+				measured[c.Name] = true
 			}
 		}
+	}
+	// Documents, and files with which benchstat compares, have such names.
+	for _, name := range []string{
+		"Spacing/limiter=x-time/rate=1000/waiters=100/load=idle", "Busy/limiter=shaper/rate=10000/waiters=1000/load=loops",
+		"FairBusy/limiter=shaper-fair/rate=1000/waiters=100/load=loops",
+	} {
+		require.True(t, measured[name], name)
 	}
 }
 

@@ -15,16 +15,6 @@ import (
 
 func TestMain(m *testing.M) { run.Tests(m, Experiment) }
 
-// Each case compares the answer to its request with the right one.
-func TestEveryRequestIsAnsweredAsItShould(t *testing.T) {
-	names := map[string]bool{}
-	for _, c := range costCases(run.Options{Quick: true}) {
-		require.False(t, names[c.Name], "two benchmarks have the name %s", c.Name)
-		names[c.Name] = true
-		t.Run(c.Name, func(t *testing.T) { c.Measure(t) })
-	}
-}
-
 func TestAMiddlewareThatAnswersOtherwiseIsNotMeasured(t *testing.T) {
 	answering := func(status int, fields ...string) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

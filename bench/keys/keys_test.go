@@ -13,19 +13,6 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A call that does not come out as it should would be measured as something else.
-func TestEveryCallComesOutAsItShould(t *testing.T) {
-	for _, c := range rivals.AllKeyed {
-		for _, keys := range []int{0, 100} {
-			if keys == 0 && c.Alone == nil {
-				continue
-			}
-			lines := kind{c.Name, keys, goroutines, runtime.GOMAXPROCS(0)}.measure(t, c.Name, time.Millisecond)
-			require.Len(t, lines, min(keys, 1)+len(c.Calls)*len(goroutines))
-		}
-	}
-}
-
 // A drained bucket is not among the live ones.
 func TestKeptBucketsAreNotDrained(t *testing.T) {
 	for keys, after := range map[int]time.Duration{0: 99 * time.Millisecond, 1_000_000: 59 * time.Second} {

@@ -2,8 +2,6 @@ package spacing
 
 import (
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,26 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/rivals"
-	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/internal/realtime"
 )
-
-func TestEveryCaseCanBeMeasured(t *testing.T) {
-	names := map[string]bool{}
-	all := slices.Concat(idleGroups(run.Options{}), busyGroups(run.Options{}), fairBusyGroups(run.Options{}))
-	for _, group := range all {
-		for _, c := range group.Cases {
-			_, words, _ := strings.Cut(c.Name, "/limiter=")
-			require.Contains(t, rivals.Openers, words[:strings.Index(words, "/")])
-			require.False(t, names[c.Name], "two benchmarks have the name %s", c.Name)
-			names[c.Name] = true
-		}
-	}
-	require.Contains(t, names, "Spacing/limiter=x-time/rate=1000/waiters=100/load=idle")
-	require.Contains(t, names, "FairBusy/limiter=shaper-fair/rate=1000/waiters=100/load=loops")
-	require.Contains(t, names, "Busy/limiter=shaper/rate=10000/waiters=1000/load=loops")
-}
 
 func TestSpacingIsMeasuredBesideALoad(t *testing.T) {
 	in := input{limiter: "shaper", rate: 2000, waiters: 20, load: loads()[2], warm: 20 * time.Millisecond, window: 400 * time.Millisecond}

@@ -282,13 +282,18 @@ func TestNothingImportsACommand(t *testing.T) {
 
 // The model is the oracle of tests. Code that ran with it would be slow, and the
 // model could no longer be changed without thought for its users. The naive queue is
-// for tests too, and for the benchmarks of bench/.
+// for tests too, and for the benchmarks of bench/, of which each can be read, measured and changed by itself.
 func TestOnlyTestsImportTheModelAndTheNaiveQueue(t *testing.T) {
 	for _, dir := range usedDirs(t) {
 		for _, p := range listPackages(t, dir) {
 			require.NotContainsf(t, p.Imports, rootModule+"/internal/model", "%s is not a test", p.ImportPath)
 			if !strings.HasPrefix(p.ImportPath, rootModule+"/bench/") {
 				require.NotContainsf(t, p.Imports, rootModule+"/internal/naive", "%s is neither a test nor a benchmark", p.ImportPath)
+				continue
+			}
+			for _, imported := range p.Imports {
+				other, isOfBench := strings.CutPrefix(imported, rootModule+"/bench/")
+				require.Falsef(t, isOfBench && !strings.HasPrefix(other, "internal/"), "%s imports another experiment, %s", p.ImportPath, imported)
 			}
 		}
 	}
