@@ -63,20 +63,16 @@ func conclude(r *report.Report, o run.Options) error {
 	isCall := func(l report.Line) bool { return strings.Contains(l.Name, "/call=") }
 	r.Lines = append(slices.DeleteFunc(slices.Clone(r.Lines), isCall), slices.DeleteFunc(r.Lines, func(l report.Line) bool { return !isCall(l) })...)
 	counts := []int{0, 1_000, manyKeys}
-	var limiters []string
-	for _, c := range rivals.AllKeyed {
-		limiters = append(limiters, c.Name)
-	}
 	return r.DrawBars(report.Bars{
 		Name: "keys", Title: "What does a key cost?",
 		Caption: "Keys come in random order. x-time: a map of its limiters behind a mutex. " + o.Machine + ".",
 		Panels: []report.Panel{{
-			Title: "a call that may leave at once, on one goroutine", Axis: "ns", Limiters: limiters, Settings: []string{"without a key", "1,000 keys", "100,000 keys"},
+			Title: "a call that may leave at once, on one goroutine", Axis: "ns", Limiters: rivals.KeyedNames, Settings: []string{"without a key", "1,000 keys", "100,000 keys"},
 			Figure: func(limiter string, i int) float64 {
-				return report.Median(r.Lines, fmt.Sprintf("%s/call=%s/goroutines=1", nameOf(limiter, counts[i]), rivals.KeyedNamed(limiter).Calls[0]), "ns/call")
+				return report.Median(r.Lines, fmt.Sprintf("%s/call=%s/goroutines=1", nameOf(limiter, counts[i]), rivals.KeyedRivals[limiter].Calls[0]), "ns/call")
 			},
 		}, {
-			Title: "the memory of a key whose bucket is not drained", Axis: "bytes", Limiters: limiters, Settings: []string{"1,000 keys", "100,000 keys"},
+			Title: "the memory of a key whose bucket is not drained", Axis: "bytes", Limiters: rivals.KeyedNames, Settings: []string{"1,000 keys", "100,000 keys"},
 			Figure: func(limiter string, i int) float64 {
 				return report.Median(r.Lines, nameOf(limiter, counts[i+1]), "B/key")
 			},
@@ -119,7 +115,7 @@ const leftAfter = 2 * time.Second
 // those that tidy up when they are called. A bucket drains in some time after its call.
 func left(t *testing.T, limiter string, keys int, drains time.Duration) leftFound {
 	before := measure.LiveHeap()
-	k := rivals.KeyedNamed(limiter).Open(t.Context(), keys, rivals.Bucket{Every: drains, Burst: 1})
+	k := rivals.KeyedRivals[limiter].Open(t.Context(), keys, rivals.Bucket{Every: drains, Burst: 1})
 	defer k.Stop()
 	comeOnce(t, k, 0, keys)
 	drained := time.Now().Add(drains)
@@ -140,9 +136,9 @@ func leftCases(o run.Options) (all []run.Case) {
 	if o.Quick {
 		keys, drains = manyKeys/4, 500*time.Millisecond
 	}
-	for _, c := range rivals.AllKeyed {
-		all = append(all, run.One(fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", c.Name, keys), 1,
-			func(t *testing.T) leftFound { return left(t, c.Name, keys, drains) }))
+	for _, name := range rivals.KeyedNames {
+		all = append(all, run.One(fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", name, keys), 1,
+			func(t *testing.T) leftFound { return left(t, name, keys, drains) }))
 	}
 	return all
 }
@@ -167,7 +163,7 @@ type memory struct {
 // measure lets all keys come once, looks how much memory they take, and then
 // measures the calls, with the keys in an order that is the same for all.
 func (d kind) measure(t *testing.T, name string, batch time.Duration) (lines []report.Line) {
-	c := rivals.KeyedNamed(d.limiter)
+	c := rivals.KeyedRivals[d.limiter]
 	runtime.GOMAXPROCS(d.procs)
 	var k rivals.Keyed
 	round := 1_000 // of keys, where they don't matter
@@ -243,15 +239,15 @@ func callCases(o run.Options) (cases []run.Case) {
 		if keys == manyKeys {
 			many = goroutines
 		}
-		for _, c := range rivals.AllKeyed {
-			if keys > 0 || c.Alone != nil {
-				add(kind{c.Name, keys, many, procs}, nameOf(c.Name, keys))
+		for _, name := range rivals.KeyedNames {
+			if keys > 0 || rivals.KeyedRivals[name].Alone != nil {
+				add(kind{name, keys, many, procs}, nameOf(name, keys))
 			}
 		}
 	}
 	for fewer := 1; fewer < procs; fewer *= 2 {
-		for _, c := range rivals.AllKeyed {
-			add(kind{c.Name, manyKeys, goroutines[len(goroutines)-1:], fewer}, fmt.Sprintf("%s/procs=%d", nameOf(c.Name, manyKeys), fewer))
+		for _, name := range rivals.KeyedNames {
+			add(kind{name, manyKeys, goroutines[len(goroutines)-1:], fewer}, fmt.Sprintf("%s/procs=%d", nameOf(name, manyKeys), fewer))
 		}
 	}
 	return cases

@@ -4,7 +4,6 @@ package rivals
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -15,8 +14,8 @@ import (
 	"github.com/sethvargo/go-limiter/memorystore"
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
-	"example.com/leakybucket/internal/fair"
 
+	"example.com/leakybucket/internal/fair"
 	"example.com/leakybucket/internal/naive"
 	"example.com/leakybucket/shaper"
 )
@@ -129,9 +128,9 @@ func (f *fairOutside) wait(ctx context.Context, key string) error {
 		defer f.mu.Unlock()
 		select {
 		case <-one.Value: // It was let in meanwhile.
+			f.nextLocked()
 		default:
 			f.order.Remove(one)
-			f.nextLocked()
 		}
 		return ctx.Err()
 	}
@@ -190,7 +189,6 @@ func openNaive(perSecond float64, waiting int) Line {
 
 // A KeyedRival limits each of many keys by itself.
 type KeyedRival struct {
-	Name  string
 	Calls []string // by which it is asked
 	// Open makes one for so many keys. Its calls end with ctx, if they wait.
 	Open func(ctx context.Context, keys int, b Bucket) Keyed
@@ -224,20 +222,14 @@ func (b Bucket) Limits() shaper.Limits {
 	return shaper.Limits{Rate: b.perSecond(), Burst: b.Burst, Depth: 1, Slack: max(b.Every, shaper.DefaultSlack)}
 }
 
-// AllKeyed are those that are compared, ours first.
-var AllKeyed = []KeyedRival{
-	{Name: Ours, Calls: []string{"Wait", "Allow"}, Open: openGroup, Alone: openShaperAlone},
-	{Name: "x-time", Calls: []string{"Wait", "Allow"}, Open: openLimiterMap, Alone: openXTimeAlone},
-	{Name: "sethvargo", Calls: []string{"Take"}, Open: openMemoryStore},
-}
+// KeyedNames are the rivals with keys in the order in which they are compared, ours first.
+var KeyedNames = []string{Ours, "x-time", "sethvargo"}
 
-// KeyedNamed returns the rival of that name. It panics if there is none.
-func KeyedNamed(name string) KeyedRival {
-	at := slices.IndexFunc(AllKeyed, func(c KeyedRival) bool { return c.Name == name })
-	if at < 0 {
-		panic("no rival with keys is named " + name)
-	}
-	return AllKeyed[at]
+// KeyedRivals are those by name.
+var KeyedRivals = map[string]KeyedRival{
+	Ours:        {Calls: []string{"Wait", "Allow"}, Open: openGroup, Alone: openShaperAlone},
+	"x-time":    {Calls: []string{"Wait", "Allow"}, Open: openLimiterMap, Alone: openXTimeAlone},
+	"sethvargo": {Calls: []string{"Take"}, Open: openMemoryStore},
 }
 
 func openGroup(ctx context.Context, keys int, b Bucket) Keyed {
@@ -254,12 +246,21 @@ func openGroup(ctx context.Context, keys int, b Bucket) Keyed {
 
 func openShaperAlone(ctx context.Context, b Bucket) Keyed {
 	s := Must(shaper.New(b.Limits()))
+	return alone(ctx, s.Wait, s.Allow, func() { _ = s.Close() })
+}
+
+func openXTimeAlone(ctx context.Context, b Bucket) Keyed {
+	l := rate.NewLimiter(b.perSecond(), b.Burst)
+	return alone(ctx, l.Wait, l.Allow, func() {})
+}
+
+func alone(ctx context.Context, wait Wait, allow func() bool, stop func()) Keyed {
 	return Keyed{
 		Each: []func(string) bool{
-			func(string) bool { return s.Wait(ctx) == nil },
-			func(string) bool { return s.Allow() },
+			func(string) bool { return wait(ctx) == nil },
+			func(string) bool { return allow() },
 		},
-		Stop: func() { _ = s.Close() },
+		Stop: stop,
 	}
 }
 
@@ -290,17 +291,6 @@ func openLimiterMap(ctx context.Context, _ int, b Bucket) Keyed {
 		Each: []func(string) bool{
 			func(key string) bool { return m.of(key).Wait(ctx) == nil },
 			func(key string) bool { return m.of(key).Allow() },
-		},
-		Stop: func() {},
-	}
-}
-
-func openXTimeAlone(ctx context.Context, b Bucket) Keyed {
-	l := rate.NewLimiter(b.perSecond(), b.Burst)
-	return Keyed{
-		Each: []func(string) bool{
-			func(string) bool { return l.Wait(ctx) == nil },
-			func(string) bool { return l.Allow() },
 		},
 		Stop: func() {},
 	}

@@ -76,7 +76,7 @@ func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
 
 // Otherwise a rival in the comparison might limit all keys together, or none.
 func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
-	for _, c := range AllKeyed {
+	for name, c := range KeyedRivals {
 		for i, call := range c.Calls {
 			if call == "Wait" {
 				continue // It would wait.
@@ -84,9 +84,9 @@ func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
 			k := c.Open(t.Context(), 10, Bucket{Every: time.Hour, Burst: 2})
 			may := k.Each[i]
 			for _, key := range []string{"a", "b"} {
-				require.True(t, may(key), "%s: the first of %s", c.Name, key)
-				require.True(t, may(key), "%s: the second of %s", c.Name, key)
-				require.False(t, may(key), "%s: the third of %s", c.Name, key)
+				require.True(t, may(key), "%s: the first of %s", name, key)
+				require.True(t, may(key), "%s: the second of %s", name, key)
+				require.False(t, may(key), "%s: the third of %s", name, key)
 			}
 			k.Stop()
 		}
@@ -96,7 +96,7 @@ func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
 func TestThoseThatWaitKeepTheIntervalOfEachKey(t *testing.T) {
 	for _, name := range []string{Ours, "x-time"} {
 		synctest.Test(t, func(t *testing.T) {
-			k := KeyedNamed(name).Open(t.Context(), 10, Bucket{Every: 5 * time.Second, Burst: 1})
+			k := KeyedRivals[name].Open(t.Context(), 10, Bucket{Every: 5 * time.Second, Burst: 1})
 			wait, began := k.Each[0], time.Now()
 			require.True(t, wait("a"))
 			require.True(t, wait("b"))
