@@ -205,7 +205,7 @@ func meetShaper(l shaper.Limits, waiting int, call func(s *shaper.Shaper, live, 
 		require.Equal(t, waiting, s.Stats().Waiting, "so many wait in the line")
 		t.Cleanup(func() {
 			_ = s.Close()
-			line.All.Wait()
+			line.Wait()
 		})
 		live, soon := contexts(t)
 		return func() bool { return call(s, live, soon) }

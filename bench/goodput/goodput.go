@@ -213,7 +213,7 @@ func hole(t testing.TB, open rivals.Opener) (time.Duration, error) {
 	goes := func(int) { _ = waiter(leaving) }
 
 	// One group after the other, as the order within a group is not certain.
-	var line []*measure.Waiters
+	var line []*sync.WaitGroup
 	start := time.Now()
 	for _, group := range []struct {
 		n    int
@@ -224,8 +224,8 @@ func hole(t testing.TB, open rivals.Opener) (time.Duration, error) {
 	giveUp()
 	staying.Wait()
 	took := time.Since(start)
-	for _, w := range line {
-		w.All.Wait()
+	for _, group := range line {
+		group.Wait()
 	}
 	if err := refused.Load(); err != nil {
 		return 0, fmt.Errorf("a waiter that stays was refused: %w", *err)

@@ -102,7 +102,7 @@ func cancelOf(t *testing.T, open rivals.Opener, waiting, cancels int) (found can
 		latencies = append(latencies, float64((<-returned).Sub(start).Nanoseconds()))
 	}
 	cancelAll()
-	line.All.Wait()
+	line.Wait()
 	return cancelFound{measure.Quantile(latencies, 0.5), measure.Quantile(latencies, 0.99)}, nil
 }
 

@@ -122,12 +122,6 @@ func LiveHeap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// Waiters are goroutines that wait in one line. [Gather] makes them.
-type Waiters struct {
-	All  sync.WaitGroup // is done when all have returned
-	came atomic.Int64
-}
-
 // stillWithin bounds how long StandStill looks on. It is long because the
 // machine may be busy; goroutines that never stand still are all that waits for so long.
 const stillWithin = time.Minute
@@ -135,25 +129,26 @@ const stillWithin = time.Minute
 // Gather starts n goroutines. The i-th calls wait(i) once. It returns when all
 // have come and stand still: each is parked, or has returned already. They come
 // one after another, but where they contend for a lock some may get into the
-// line before those ahead of them.
-func Gather(t testing.TB, n int, wait func(i int)) *Waiters {
+// line before those ahead of them. all is done when all have returned.
+func Gather(t testing.TB, n int, wait func(i int)) (all *sync.WaitGroup) {
 	t.Helper()
-	w := new(Waiters)
-	w.All.Add(n)
+	all = new(sync.WaitGroup)
+	all.Add(n)
+	var came atomic.Int64
 	for i := range n {
 		// [sync.WaitGroup.Go] and a defer would take room on the stack. With a bit
 		// more of it every waiter has one of 4 KiB in place of 2.
 		go func() {
-			w.came.Add(1)
+			came.Add(1)
 			wait(i)
-			w.All.Done()
+			all.Done()
 		}()
-		for w.came.Load() <= int64(i) {
+		for came.Load() <= int64(i) {
 			runtime.Gosched()
 		}
 	}
 	StandStill(t, func() (come bool) { return true })
-	return w
+	return all
 }
 
 // StandStill returns when nothing but its own goroutine runs any more. look is called again and again, and

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,15 +69,17 @@ func TestResidentMemoryGrowsWithWhatIsInUse(t *testing.T) {
 func TestWaitersStandStillWhenGathered(t *testing.T) {
 	const n = 1000
 	never := make(chan struct{})
-	w := Gather(t, n, func(i int) {
+	var came atomic.Int64
+	all := Gather(t, n, func(i int) {
+		came.Add(1)
 		if i%2 == 0 {
 			<-never
 		}
 	})
-	require.EqualValues(t, n, w.came.Load())
+	require.EqualValues(t, n, came.Load())
 	require.GreaterOrEqual(t, Goroutines("waiting"), uint64(n/2))
 	close(never)
-	w.All.Wait()
+	all.Wait()
 }
 
 func TestALoopTellsOfRefusalsAndOfTooManyDepartures(t *testing.T) {
