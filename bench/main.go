@@ -108,7 +108,7 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 	o := c.options
 	machine := report.ThisMachine()
 	found := report.Results{Date: time.Now().UTC().Truncate(time.Second), Command: strings.Join(append([]string{"go run ./bench"}, args...), " "), Machine: machine}
-	o.Machine = machine.String()
+	o.Machine = machine
 	o.Log = complaints
 	fmt.Fprintln(stdout, machine)
 	var failures []string

@@ -276,18 +276,13 @@ func waitsOf(t *testing.T, by way, times int) (found Waits) {
 	return found
 }
 
-// A share is by how many percentage points a key's share is off what its weight says.
-type share struct {
-	Error float64 `unit:"share-err-%"`
-}
-
-// shareOf returns the share of a minute of virtual time.
-func shareOf(t *testing.T, by way) (found share) {
-	synctest.Test(t, func(*testing.T) { found.Error = shareError(by) })
+func shareOf(t *testing.T, by way) (found report.Figure) {
+	synctest.Test(t, func(*testing.T) { found = report.Figure{Value: shareError(by), Unit: "share-err-%"} })
 	return found
 }
 
-// shareError returns by how many percentage points a key's share of what has left in a minute is off what its weight says.
+// shareError returns by how many percentage points a key's share of what has left in a minute of virtual time is off
+// what its weight says.
 func shareError(by way) float64 {
 	const cheap, dear = "cheap", "dear" // keys
 	wait, stop := by.make(keys{map[string]int{cheap: 3, dear: 1}, 8})
@@ -391,7 +386,7 @@ func groups(o run.Options) []run.Group {
 	for _, by := range ways {
 		virtual = append(virtual,
 			run.One("Fair/limiter="+by.name, 1, func(t *testing.T) Waits { return waitsOf(t, by, times) }),
-			run.One("FairShares/limiter="+by.name, 1, func(t *testing.T) share { return shareOf(t, by) }))
+			run.One("FairShares/limiter="+by.name, 1, func(t *testing.T) report.Figure { return shareOf(t, by) }))
 	}
 	for _, keys := range []int{0, 1, 1000, waiting} {
 		costs = append(costs, run.One(fmt.Sprintf("FairCost/keys=%d", keys), o.Times(5, 1), func(t *testing.T) costFound { return cost(t, keys, waiting) }))

@@ -11,7 +11,7 @@ import (
 func TestABurstBesideLightKeys(t *testing.T) {
 	waits, shares := map[string]Waits{}, map[string]float64{}
 	for _, by := range ways {
-		waits[by.name], shares[by.name] = waitsOf(t, by, 2), shareOf(t, by).Error
+		waits[by.name], shares[by.name] = waitsOf(t, by, 2), shareOf(t, by).Value
 		t.Logf("%-12s %+v, share off by %.1f", by.name, waits[by.name], shares[by.name])
 	}
 	require.Greater(t, waits["one-line"].Median, 5*time.Second)

@@ -73,11 +73,6 @@ var (
 	limiters = []string{rivals.Ours, "x-time", "uber", "failsafe", "naive"}
 )
 
-// A result is the share of the limit that was served, in percent.
-type result struct {
-	Served float64 `unit:"served-%"`
-}
-
 // goodput returns the share of the limit that is served, in percent, within a
 // window that begins when the stream has run for the time fill. The stream
 // begins with a line as long as callers are patient, which at 11 % too many
@@ -135,9 +130,9 @@ func cases(o run.Options) (all []run.Case) {
 		for _, by := range []string{byCancel, byDeadline} {
 			for _, rate := range offered {
 				s := stream{by, rate}
-				all = append(all, run.One(nameOf(name, s), 1, func(*testing.T) result {
+				all = append(all, run.One(nameOf(name, s), 1, func(*testing.T) report.Figure {
 					served, _ := goodput(rivals.Openers[name], s, fill, window)
-					return result{served}
+					return report.Figure{Value: served, Unit: "served-%"}
 				}))
 			}
 		}
@@ -161,10 +156,10 @@ var Hole = run.Experiment{
 	Groups: func(o run.Options) []run.Group {
 		var all []run.Case
 		for _, name := range []string{rivals.Ours, "x-time", "failsafe", "naive"} {
-			all = append(all, run.One("Hole/limiter="+name, o.Times(5, 1), func(t *testing.T) holeFound {
+			all = append(all, run.One("Hole/limiter="+name, o.Times(5, 1), func(t *testing.T) report.Figure {
 				took, err := hole(t, rivals.Openers[name])
 				require.NoError(t, err)
-				return holeFound{took}
+				return report.Figure{Value: float64(took), Unit: "rest-left-ns"}
 			}))
 		}
 		return []run.Group{{Cases: all}}
@@ -176,11 +171,6 @@ const (
 	holeWaiting = 1000
 	holeStay    = 50 // at either end of the line; those between give up
 )
-
-// A holeFound is how soon the rest of a line leaves when its middle gives up.
-type holeFound struct {
-	Rest time.Duration `unit:"rest-left-ns"`
-}
 
 // hole returns how long it takes a line of 1,000 waiters to leave if 900 of them
 // give up as soon as all are in line. The time begins with the first arrival, as

@@ -227,23 +227,9 @@ func (a *answer) again(h http.Handler, r *http.Request) int {
 // served is the handler behind the middlewares.
 var served = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 
-// A waitingFound is the resident memory of the server for one connection, in bytes.
-type waitingFound struct {
-	Bytes float64 `unit:"B/connection"`
-}
-
-// measureWaiting lets requests wait in a middleware, of which each has a connection. This process is the server. The clients
-// are a process of their own.
-func (k kind) measureWaiting(t *testing.T, connections int) waitingFound {
-	never := make(chan struct{})
-	parked := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-never })
-	found, err := k.memoryOf(t, openers[k.middleware](t, setup{outcome: waits, room: connections, next: parked}), connections)
-	require.NoError(t, err)
-	return found
-}
-
-// memoryOf lets requests wait in a handler.
-func (k kind) memoryOf(t *testing.T, h http.Handler, connections int) (found waitingFound, err error) {
+// memoryOf returns the resident memory of the server for one connection, while requests wait in a handler, of which each
+// has a connection. This process is the server. The clients are a process of their own.
+func (k kind) memoryOf(t *testing.T, h http.Handler, connections int) (found report.Figure, err error) {
 	var came, left atomic.Int64
 	address := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		came.Add(1)
@@ -264,7 +250,7 @@ func (k kind) memoryOf(t *testing.T, h http.Handler, connections int) (found wai
 		}
 		return came.Load() >= int64(connections)
 	})
-	found.Bytes = (measure.ResidentBytes() - before) / float64(connections)
+	found = report.Figure{Value: (measure.ResidentBytes() - before) / float64(connections), Unit: "B/connection"}
 	if n := left.Load(); n > 0 {
 		return found, fmt.Errorf("%d of %d requests did not wait", n, connections)
 	}
@@ -283,7 +269,13 @@ func waitingCases(o run.Options) (cases []run.Case) {
 	for _, body := range []bool{false, true} {
 		for _, k := range []kind{{bareHandler, false, body}, {rivals.Ours, false, body}, {rivals.Ours, true, body}, {chi, false, body}} {
 			cases = append(cases, run.One(fmt.Sprintf("HTTPWaiting/%s/connections=%d", k, connections), o.Times(3, 1),
-				func(t *testing.T) waitingFound { return k.measureWaiting(t, connections) }))
+				func(t *testing.T) report.Figure {
+					never := make(chan struct{})
+					parked := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-never })
+					found, err := k.memoryOf(t, openers[k.middleware](t, setup{outcome: waits, room: connections, next: parked}), connections)
+					require.NoError(t, err)
+					return found
+				}))
 		}
 	}
 	return cases

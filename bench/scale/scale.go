@@ -112,14 +112,9 @@ const bareGoroutine = "goroutine"
 
 var memoryLimiters = []string{bareGoroutine, rivals.Ours, "x-time", "uber", "failsafe", "naive"}
 
-// A memoryFound is the resident memory of one waiter, in bytes.
-type memoryFound struct {
-	Bytes float64 `unit:"B/waiter"`
-}
-
-// memoryOf ends while all of them wait, as some cannot be stopped. Each has a context of its own, or all
+// memoryOf returns the resident memory of one waiter. It ends while all of them wait, as some cannot be stopped. Each has a context of its own, or all
 // have [context.Background].
-func memoryOf(t *testing.T, limiter string, waiting int, ownContext bool) memoryFound {
+func memoryOf(t *testing.T, limiter string, waiting int, ownContext bool) report.Figure {
 	never := make(chan struct{})
 	wait := rivals.Wait(func(context.Context) error { <-never; return nil })
 	before := measure.ResidentBytes()
@@ -140,7 +135,7 @@ func memoryOf(t *testing.T, limiter string, waiting int, ownContext bool) memory
 	// no memory, and would make the limiter look thrifty.
 	require.GreaterOrEqual(t, measure.Goroutines("waiting"), uint64(waiting-waiting/100), "so many goroutines wait")
 	bytes := measure.ResidentBytes() - before
-	return memoryFound{bytes / float64(waiting)}
+	return report.Figure{Value: bytes / float64(waiting), Unit: "B/waiter"}
 }
 
 // memoryGroups are the lines whose memory is measured. There are none where the
@@ -152,7 +147,7 @@ func memoryGroups(o run.Options) []run.Group {
 	group := func(ownContext bool, whose string) (g run.Group) {
 		for _, name := range memoryLimiters {
 			g.Cases = append(g.Cases, run.One(fmt.Sprintf("Memory/limiter=%s/waiting=%d/context=%s", name, manyWaiting, whose), o.Times(3, 1),
-				func(t *testing.T) memoryFound { return memoryOf(t, name, manyWaiting, ownContext) }))
+				func(t *testing.T) report.Figure { return memoryOf(t, name, manyWaiting, ownContext) }))
 		}
 		return g
 	}

@@ -17,7 +17,7 @@ import (
 var fewWaiting = run.Experiment{Groups: func(run.Options) []run.Group {
 	var g run.Group
 	for _, name := range []string{bareGoroutine, rivals.Ours} {
-		g.Cases = append(g.Cases, run.One(name, 1, func(t *testing.T) memoryFound { return memoryOf(t, name, 2000, true) }))
+		g.Cases = append(g.Cases, run.One(name, 1, func(t *testing.T) report.Figure { return memoryOf(t, name, 2000, true) }))
 	}
 	return []run.Group{g}
 }}

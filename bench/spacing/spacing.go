@@ -44,7 +44,7 @@ var Idle = run.Experiment{
 			}, rivals.Ours))
 		}
 		idleLines = r.Lines
-		return errors.Join(append(failed, drawRates(r, o))...)
+		return errors.Join(failed...)
 	},
 }
 
@@ -70,7 +70,7 @@ var FairBusy = run.Experiment{
 	Groups: fairBusyGroups,
 }
 
-// idleLines are the lines of "spacing". The picture of "busy" shows them too.
+// idleLines are the lines of "spacing". The picture of "busy" shows them, too.
 var idleLines []report.Line
 
 // The limiters that differ when the process does nothing else; in a busy one, those that the
@@ -98,12 +98,15 @@ var idleWindows = []struct {
 	{100_000, time.Second, 200 * time.Millisecond},
 }
 
-// busyRates are where the goals are judged. At 10,000/s there must be enough callers for all
-// late departures to leave at once.
-var busyRates = []struct {
+// An atRate is a rate, and how many wait there.
+type atRate struct {
 	rate    float64
 	waiters int
-}{{100, goalWaiters}, {1_000, goalWaiters}, {10_000, 1_000}}
+}
+
+// busyRates are where the goals are judged. At 10,000/s there must be enough callers for all
+// late departures to leave at once.
+var busyRates = []atRate{{100, goalWaiters}, {1_000, goalWaiters}, {10_000, 1_000}}
 
 // busyWarm is longer than idleWarm: the load has to get going, and limiters that adapt to it
 // have to notice.
@@ -219,28 +222,22 @@ func busyGoal(limiter, slack string, share float64) report.Goal {
 // goalWaiters in an idle process, and with as many as were measured in a busy one.
 func drawRates(r *report.Report, o run.Options) error {
 	lines := append(idleLines, r.Lines...)
-	share := func(name string) float64 { return 100 * report.Median(lines, name, "of-rate") }
-	undisturbed := report.Panel{
-		Title: "in a process that does nothing else", Axis: "% of the rate", Limiters: idleLimiters,
-		Figure: func(limiter string, i int) float64 {
-			return share(nameOf("Spacing", limiter, idleWindows[i].rate, goalWaiters, idle))
-		},
+	panel := func(title, what string, limiters []string, load string, rates []atRate) report.Panel {
+		p := report.Panel{Title: title, Axis: "% of the rate", Limiters: limiters, Figure: func(limiter string, i int) float64 {
+			return 100 * report.Median(lines, nameOf(what, limiter, rates[i].rate, rates[i].waiters, load), "of-rate")
+		}}
+		for _, at := range rates {
+			p.Settings = append(p.Settings, report.PerSecond(at.rate))
+		}
+		return p
 	}
+	var idleRates []atRate
 	for _, at := range idleWindows {
-		undisturbed.Settings = append(undisturbed.Settings, report.PerSecond(at.rate))
+		idleRates = append(idleRates, atRate{at.rate, goalWaiters})
 	}
-	panels := []report.Panel{undisturbed}
+	panels := []report.Panel{panel("in a process that does nothing else", "Spacing", idleLimiters, idle, idleRates)}
 	for _, l := range loads() {
-		panel := report.Panel{
-			Title: "busy: " + l.what, Axis: "% of the rate", Limiters: append(busyCompared, busyOnce...),
-			Figure: func(limiter string, i int) float64 {
-				return share(nameOf("Busy", limiter, busyRates[i].rate, busyRates[i].waiters, l.name))
-			},
-		}
-		for _, at := range busyRates {
-			panel.Settings = append(panel.Settings, report.PerSecond(at.rate))
-		}
-		panels = append(panels, panel)
+		panels = append(panels, panel("busy: "+l.what, "Busy", append(busyCompared, busyOnce...), l.name, busyRates))
 	}
 	return r.DrawBars(report.Bars{
 		Name: "rate", Title: "Is the rate reached?", Panels: panels,
@@ -285,13 +282,13 @@ func measureSpacing(t *testing.T, in input) result {
 			runtime.Gosched()
 		}
 	}
-	load := in.load.start()
-	defer load.stop()
+	done, stop := in.load.start()
+	defer stop()
 
 	time.Sleep(in.warm)
 	if in.load.goroutines > 0 {
 		// On a busy machine that may take longer than a window.
-		realtime.Until(t, func() bool { return load.done.Load() > 0 }, "the load has done something")
+		realtime.Until(t, func() bool { return done.Load() > 0 }, "the load has done something")
 	}
 	before := readMeter(loop.Began)
 	time.Sleep(in.window)
@@ -350,31 +347,24 @@ func loops() load {
 	return load{"loops", fmt.Sprintf("%d loops that never wait", ps), ps, func(*rand.Rand) { spin(100_000) }}
 }
 
-// A running load has to be stopped.
-type runningLoad struct {
-	quit atomic.Bool
-	done atomic.Int64 // pieces
-	run  sync.WaitGroup
-}
-
-func (l load) start() *runningLoad {
-	r := new(runningLoad)
+// start lets the goroutines work. done counts their pieces. stop returns when the goroutines have gone.
+func (l load) start() (done *atomic.Int64, stop func()) {
+	done = new(atomic.Int64)
+	var quit atomic.Bool
+	var all sync.WaitGroup
 	for i := range l.goroutines {
-		r.run.Go(func() {
+		all.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(i), 1)) // the same in each child process
-			for !r.quit.Load() {
+			for !quit.Load() {
 				l.piece(random)
-				r.done.Add(1)
+				done.Add(1)
 			}
 		})
 	}
-	return r
-}
-
-// stop returns when the goroutines have gone.
-func (r *runningLoad) stop() {
-	r.quit.Store(true)
-	r.run.Wait()
+	return done, func() {
+		quit.Store(true)
+		all.Wait()
+	}
 }
 
 // spin is work that nothing but the processor does: rounds of an xorshift.

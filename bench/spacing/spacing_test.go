@@ -32,9 +32,9 @@ func TestLoadsWorkUntilTheyAreStopped(t *testing.T) {
 			piece(random)
 			active.Add(-1)
 		}
-		running := l.start()
-		realtime.Until(t, func() bool { return running.done.Load() >= int64(l.goroutines) }, l.name)
-		running.stop()
+		done, stop := l.start()
+		realtime.Until(t, func() bool { return done.Load() >= int64(l.goroutines) }, l.name)
+		stop()
 		require.Zero(t, active.Load(), l.name)
 	}
 }

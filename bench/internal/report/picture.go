@@ -63,7 +63,7 @@ func (r *Report) DrawSpacings(p Spacings, ours string) error {
 		}
 		one := plot.New()
 		one.Title.Text = fmt.Sprintf("%s: median error %s, %.3g %% closer than half an interval",
-			limiter, ofTime(Median(rounds, name, "err-p50-ns")), Median(rounds, name, "bunched-%"))
+			limiter, written(Median(rounds, name, "err-p50-ns"), "ns"), Median(rounds, name, "bunched-%"))
 		one.X.Min, one.X.Max, one.Y.Min, one.Y.Max = 0, (measure.HistogramBars-1)*measure.BarWidth, 0, 1
 		one.HideY()
 		one.X.Tick.Marker = plot.ConstantTicks(nil)
@@ -81,7 +81,7 @@ func (r *Report) DrawSpacings(p Spacings, ours string) error {
 	if len(rows) > 0 {
 		last := rows[len(rows)-1]
 		last.X.Tick.Marker = plot.DefaultTicks{}
-		last.X.Label.Text = fmt.Sprintf("spacing ÷ interval of %s; the last bar holds all beyond. Height: the square root of the share", ofTime(1e9/p.Rate))
+		last.X.Label.Text = fmt.Sprintf("spacing ÷ interval of %s; the last bar holds all beyond. Height: the square root of the share", written(1e9/p.Rate, "ns"))
 	}
 	return r.draw(p.Name, p.Title, p.Caption, rows, 80)
 }
@@ -188,15 +188,4 @@ func (r *Report) draw(name, title, caption string, plots []*plot.Plot, height fl
 	_, err := canvas.WriteTo(&svg)
 	r.Pictures = append(r.Pictures, Picture{name, svg.Bytes()})
 	return err
-}
-
-// ofTime writes a time given in nanoseconds.
-func ofTime(ns float64) string {
-	for _, unit := range []string{"ns", "µs", "ms"} {
-		if ns < 999.5 {
-			return fmt.Sprintf("%.3g %s", ns, unit)
-		}
-		ns /= 1000
-	}
-	return fmt.Sprintf("%.3g s", ns)
 }

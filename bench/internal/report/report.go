@@ -6,9 +6,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,8 +19,6 @@ import (
 	"github.com/klauspost/cpuid/v2"
 	"github.com/prometheus/procfs"
 	"golang.org/x/perf/benchmath"
-	"golang.org/x/text/language"
-	"golang.org/x/text/message"
 
 	"example.com/leakybucket/bench/internal/measure"
 )
@@ -53,9 +53,12 @@ type Figure struct {
 	Unit  string
 }
 
-// LineOf returns the line of a struct: of its fields, and the fields of structs in it, each float64, int or
+// LineOf returns the line of a Figure or of another struct: of its fields, and the fields of structs in it, each float64, int or
 // duration with a tag such as `unit:"err-p50-ns"` is a figure, unless it is not known.
 func LineOf(name string, found any) Line {
+	if one, is := found.(Figure); is {
+		return Line{Name: name, Figures: []Figure{one}}
+	}
 	line := Line{Name: name, Figures: figuresOf(reflect.ValueOf(found))}
 	if spacing, has := found.(interface{ Histogram() []int }); has {
 		line.Histogram = spacing.Histogram()
@@ -145,11 +148,61 @@ func Median(lines []Line, name, unit string) float64 {
 	return measure.Unknown
 }
 
-// Grouped writes a whole number with commas between its thousands.
-func Grouped(n int) string { return message.NewPrinter(language.English).Sprint(n) }
-
 // PerSecond writes a rate.
-func PerSecond(rate float64) string { return Grouped(int(rate)) + "/s" }
+func PerSecond(rate float64) string { return number(rate) + "/s" }
+
+// A Goal is a bound that the project sets for our figures, each as such or against rivals' figures.
+type Goal struct {
+	What   string   // may have groups of Ours in it, such as $1
+	Ours   string   // a regular expression for a whole name of a line and a unit, with a space between them
+	Theirs []string // names with units, which may have groups of Ours in them: the best counts. None: ours is judged as such.
+	Least  float64  // the bounds of our figure, or of its ratio to theirs
+	Most   float64  // 0: none
+}
+
+// judge returns a row of a table for each figure of ours that was measured.
+func (g Goal) judge(figures summed) (rows [][]string) {
+	ours := regexp.MustCompile("^" + g.Ours + "$")
+	for _, name := range slices.Sorted(maps.Keys(figures)) {
+		if groups := ours.FindStringSubmatchIndex(name); groups != nil {
+			expand := func(text string) string { return string(ours.ExpandString(nil, text, name, groups)) }
+			rows = append(rows, append([]string{expand(g.What)}, g.judgeOne(figures[name], figures, expand)...))
+		}
+	}
+	return rows
+}
+
+// judgeOne returns the bound, the finding and whether the bound is kept.
+func (g Goal) judgeOne(ours float64, figures summed, expand func(string) string) []string {
+	best, want := slices.Min[[]float64], fmt.Sprintf("at most %.4g", g.Most)
+	if g.Most == 0 {
+		best, want = slices.Max, fmt.Sprintf("at least %.4g", g.Least)
+	} else if g.Least != 0 {
+		want = fmt.Sprintf("%.4g to %.4g", g.Least, g.Most)
+	}
+	got, judged := number(ours), ours
+	if len(g.Theirs) > 0 {
+		want += " times theirs"
+		var theirs []float64
+		for _, name := range g.Theirs {
+			figure, measured := figures[expand(name)]
+			if !measured {
+				return []string{want, "a rival was not measured", "?"}
+			}
+			theirs = append(theirs, figure)
+		}
+		rival := best(theirs)
+		got = fmt.Sprintf("%s against %s", number(ours), number(rival))
+		if ours != 0 || rival != 0 {
+			judged = ours / rival
+			got = fmt.Sprintf("%.3g (%s)", judged, got)
+		}
+	}
+	if judged < g.Least || g.Most != 0 && judged > g.Most*(1+1e-9) { // Some are sums of floats.
+		return []string{want, got, "NO"}
+	}
+	return []string{want, got, "yes"}
+}
 
 // The files of a run, beside its pictures.
 const (
@@ -161,7 +214,7 @@ const (
 type Results struct {
 	Date    time.Time
 	Command string // that measures the same again
-	Machine Machine
+	Machine string
 	Reports []Report
 }
 
@@ -195,16 +248,12 @@ func (r Results) Goals() string {
 }
 
 // Write puts the tables, the benchmark lines and the pictures into a folder. It returns the
-// names of the files. Of pictures with the same name the last one counts: it shows all of
-// the earlier one, and more.
+// names of the files.
 func (r Results) Write(folder string) (names []string, err error) {
 	var failed []error
-	written := map[string]bool{}
 	put := func(name string, content []byte) {
+		names = append(names, name)
 		failed = append(failed, os.WriteFile(filepath.Join(folder, name), content, 0o644))
-		if !written[name] {
-			names, written[name] = append(names, name), true
-		}
 	}
 	put(TablesFile, []byte(r.markdown()))
 	put(LinesFile, []byte(r.lines()))
@@ -232,8 +281,7 @@ func (r Results) markdown() string {
 // so each line has one; its own time tells nothing and is left out.
 func (r Results) lines() string {
 	var b strings.Builder
-	system, architecture, _ := strings.Cut(r.Machine.System, "/")
-	fmt.Fprintf(&b, "goos: %s\ngoarch: %s\npkg: example.com/leakybucket/bench\ncpu: %s\n", system, architecture, r.Machine.Processor)
+	fmt.Fprintf(&b, "goos: %s\ngoarch: %s\npkg: example.com/leakybucket/bench\ncpu: %s\n", runtime.GOOS, runtime.GOARCH, processor)
 	// What differs from run to run is a comment: benchstat does not compare lines below headers
 	// that differ.
 	fmt.Fprintf(&b, "# %s\n# %s: %s\n\n", r.Command, r.Date.Format(time.DateOnly), r.Machine)
@@ -249,43 +297,20 @@ func (r Results) lines() string {
 	return b.String()
 }
 
-// A Machine has the properties on which the figures depend beside the code. Nothing in it
-// distinguishes one machine from another of its kind.
-type Machine struct {
-	System, Processor  string
-	CPUs               int
-	Memory, Kernel, Go string
-	GOMAXPROCS         int
-}
+var processor = cmp.Or(cpuid.CPU.BrandName, "unknown")
 
-// ThisMachine returns the one that this process runs on.
-func ThisMachine() Machine {
-	m := Machine{
-		System:     runtime.GOOS + "/" + runtime.GOARCH,
-		Processor:  cmp.Or(cpuid.CPU.BrandName, "unknown"),
-		CPUs:       runtime.NumCPU(),
-		Go:         runtime.Version(),
-		GOMAXPROCS: runtime.GOMAXPROCS(0),
-	}
-	// Only Linux tells the rest.
+// ThisMachine returns the properties of this machine on which the figures depend beside the code. Nothing in it
+// distinguishes one machine from another of its kind.
+func ThisMachine() string {
+	known := []string{fmt.Sprintf("%s/%s, %s (%d CPUs)", runtime.GOOS, runtime.GOARCH, processor, runtime.NumCPU())}
+	// Only Linux tells these.
 	if fs, err := procfs.NewDefaultFS(); err == nil {
 		if memory, err := fs.Meminfo(); err == nil && memory.MemTotalBytes != nil {
-			m.Memory = fmt.Sprintf("%.1f GiB", float64(*memory.MemTotalBytes)/(1<<30))
+			known = append(known, fmt.Sprintf("%.1f GiB", float64(*memory.MemTotalBytes)/(1<<30)))
 		}
 		if release, err := fs.SysctlStrings("kernel/osrelease"); err == nil {
-			m.Kernel = strings.Join(release, " ")
+			known = append(known, "kernel "+strings.Join(release, " "))
 		}
 	}
-	return m
-}
-
-func (m Machine) String() string {
-	known := []string{fmt.Sprintf("%s, %s (%d CPUs)", m.System, m.Processor, m.CPUs)}
-	if m.Memory != "" {
-		known = append(known, m.Memory)
-	}
-	if m.Kernel != "" {
-		known = append(known, "kernel "+m.Kernel)
-	}
-	return strings.Join(append(known, fmt.Sprintf("%s, GOMAXPROCS %d", m.Go, m.GOMAXPROCS)), ", ")
+	return strings.Join(append(known, fmt.Sprintf("%s, GOMAXPROCS %d", runtime.Version(), runtime.GOMAXPROCS(0))), ", ")
 }

@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/perf/benchfmt"
 	"golang.org/x/perf/benchunit"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
 )
 
 // A table has the lines of one benchmark: a row for each of its names, and columns for what
@@ -108,7 +110,7 @@ func written(x float64, unit string) string {
 // number writes four significant digits, and whole numbers with commas.
 func number(x float64) string {
 	if x >= 1000 || x <= -1000 {
-		return Grouped(int(x))
+		return message.NewPrinter(language.English).Sprint(int(x))
 	}
 	return fmt.Sprintf("%.4g", x)
 }
