@@ -49,7 +49,7 @@ func asked(r *http.Request) (input int, a ask, err error) {
 	if int64(len(head)) == length {
 		decode(head, &a)
 	}
-	return int(min((length+3)/4, math.MaxInt)), a, nil
+	return int(min(length/4+min(length%4, 1), math.MaxInt)), a, nil
 }
 
 // takesNone reports whether a request takes no tokens of a quota, however long its body is, so that it costs a request's share

@@ -140,6 +140,16 @@ func TestAnEstimateLeavesTheBody(t *testing.T) {
 	}
 }
 
+// A client may say any length.
+func TestAnEstimateOfTheGreatestLength(t *testing.T) {
+	r, err := http.NewRequest(http.MethodPost, "http://api/", onlyReader{strings.NewReader("{}")})
+	require.NoError(t, err)
+	r.ContentLength = math.MaxInt64
+	u, err := llm.OpenAI.Estimate(r)
+	require.NoError(t, err)
+	require.Equal(t, int(min(int64(1)<<61, math.MaxInt)), u.Input)
+}
+
 // The sender of a body that fails gets its error, behind the bytes before it, and closing reaches the body.
 func TestAnEstimateOfABodyThatFails(t *testing.T) {
 	broken := errors.New("broken")
