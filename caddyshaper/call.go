@@ -32,9 +32,10 @@ type call struct {
 
 	isStranger bool // it has no token, where one is needed
 
-	waited time.Duration // in the lines of this handler
-	told   bool          // placeholders and log fields have been set
-	err    error         // what the handler returns
+	waited   time.Duration // in the lines of this handler
+	told     bool          // placeholders and log fields have been set
+	returned bool          // the handlers behind have, and not panicked
+	err      error         // what the handler returns
 }
 
 type callKey struct{}
@@ -65,6 +66,7 @@ func admit(w http.ResponseWriter, r *http.Request) {
 	c.times.resume()
 	c.tell("")
 	c.err = c.next.ServeHTTP(w, r)
+	c.returned = true
 }
 
 // end ends the call, after the handlers have returned.

@@ -293,8 +293,15 @@ func openUsage(ctx caddy.Context, name string) (*usageLog, error) {
 
 // record writes the line of a call.
 func (u *usageLog) record(r *http.Request, record gateway.Record) {
-	if failed, ok := errors.AsType[caddyhttp.HandlerError](callOf(r).err); ok && record.Status == 0 {
-		record.Status = failed.StatusCode // Caddy answers only after this.
+	if c := callOf(r); record.Status == 0 && c.returned { // Caddy answers only after this.
+		switch failed, ok := errors.AsType[caddyhttp.HandlerError](c.err); {
+		case ok:
+			record.Status = failed.StatusCode
+		case c.err != nil:
+			record.Status = http.StatusInternalServerError
+		default:
+			record.Status = http.StatusOK
+		}
 	}
 	line, err := json.Marshal(record)
 	if err == nil {

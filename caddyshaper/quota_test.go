@@ -155,6 +155,16 @@ func TestAProviderThatIsNotThere(t *testing.T) {
 	require.Equal(t, "502 sorry", fmt.Sprint(a.status, " ", a.body))
 }
 
+// Handlers behind the gateway may answer in other ways than a provider does, or not at all.
+func TestARecordHasTheStatusThatCaddyAnswersWith(t *testing.T) {
+	for behind, status := range map[string]int{"": 200, "error 404": 404, "respond sorry 418": 418} {
+		usage := filepath.Join(t.TempDir(), "usage.jsonl")
+		s := serve(t, strings.Replace(quotaShape("requests 60", "usage "+usage), strings.TrimSpace(proxied), behind, 1))
+		require.Equal(t, status, s.get("/").status)
+		require.Equal(t, status, records(t, usage, 1)[0].Status)
+	}
+}
+
 // The provider's 429 holds the line, and the handlers behind the gateway see the call a second time as it came.
 func TestACallIsSentAgainThroughHandlersThatChangeIt(t *testing.T) {
 	s := serve(t, "route {\n shape line {\n quota openai {\n requests 600\n }\n}\nuri strip_prefix /openai\nrequest_header X-Added {http.shape.name}"+proxied+"\n}")
