@@ -23,8 +23,12 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	if a.replaysUsage() {
 		return a.replayUsage(ctx, s)
 	}
-	rules, err := readRules(a.rules)
+	f, err := config.Open(a.rules...)
 	if err != nil {
+		return exitFailed, err
+	}
+	rules := f.Rules()
+	if err := f.Close(); err != nil { // The files are read once.
 		return exitFailed, err
 	}
 	// The keys of the rules have the same parts as the keys of requests, so the same part is the
@@ -93,8 +97,16 @@ func (a *arguments) read(ctx context.Context, s streams, do func(*accesslog.Reco
 	}
 	logs, err := accesslog.Open(a.options, a.logs...)
 	if err != nil {
-		status, err = a.cannotOpen(ctx, err)
-		return stats, status, err
+		if ctx.Err() != nil {
+			return stats, exitInterrupted, nil // before anything was there to be read
+		}
+		if o, ok := errors.AsType[*accesslog.OptionError](err); ok {
+			return stats, exitUsage, fmt.Errorf("-%s: %s (-h shows examples)", strings.ToLower(o.Option), o.Reason)
+		}
+		if f, ok := errors.AsType[*accesslog.FormatError](err); ok && f.Is == "" {
+			err = fmt.Errorf("%w\n%s", err, describing(strings.HasPrefix(f.Begins, "{")))
+		}
+		return stats, exitFailed, err
 	}
 	defer func() { _ = logs.Close() }() // It has only been read.
 	if err := a.each(ctx, s, logs, do); err != nil {
@@ -113,29 +125,6 @@ func untold(part string) string {
 		return "no request fits a pattern of a route: these are the ones in the keys of the rules, and those of -routes"
 	}
 	return fmt.Sprintf("no line of the log has what the part %s is made of, so it is empty in all keys", part)
-}
-
-// readRules reads the files of rules, once.
-func readRules(files []string) (*config.Rules, error) {
-	f, err := config.Open(files...)
-	if err != nil {
-		return nil, err
-	}
-	return f.Rules(), f.Close()
-}
-
-// cannotOpen returns the status and the error of logs that can't be opened.
-func (a *arguments) cannotOpen(ctx context.Context, err error) (int, error) {
-	if ctx.Err() != nil {
-		return exitInterrupted, nil // before anything was there to be read
-	}
-	if o, ok := errors.AsType[*accesslog.OptionError](err); ok {
-		return exitUsage, fmt.Errorf("-%s: %s (-h shows examples)", strings.ToLower(o.Option), o.Reason)
-	}
-	if f, ok := errors.AsType[*accesslog.FormatError](err); ok && f.Is == "" {
-		return exitFailed, fmt.Errorf("%w\n%s", err, describing(strings.HasPrefix(f.Begins, "{")))
-	}
-	return exitFailed, err
 }
 
 // describing says how a log can be described that is read in no other way.

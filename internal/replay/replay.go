@@ -118,19 +118,14 @@ type patience struct {
 	index int
 }
 
-// before orders callers by when they give up, and callers who give up at one instant by when they
-// came.
-func (p patience) before(q patience) int {
-	return cmp.Or(cmp.Compare(p.until, q.until), cmp.Compare(p.index, q.index))
-}
-
-// patienceOf returns when the callers of the requests give up, in that order.
+// patienceOf returns when the callers of the requests give up, in that order. Those who give up at one instant are in the
+// order in which they came.
 func patienceOf(requests []Request) (all []patience) {
 	for i, r := range requests {
 		if r.Patience < Never-r.At {
 			all = append(all, patience{r.At + r.Patience, i})
 		}
 	}
-	slices.SortFunc(all, patience.before)
+	slices.SortFunc(all, func(p, q patience) int { return cmp.Or(cmp.Compare(p.until, q.until), cmp.Compare(p.index, q.index)) })
 	return all
 }

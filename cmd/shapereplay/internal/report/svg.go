@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"math"
@@ -106,12 +107,8 @@ type panel struct {
 func (p *panel) x(i int) float64 { return svgLeft + float64(i)*(svgRight-svgLeft)/float64(p.all) }
 
 func (p *panel) write(b *strings.Builder, r Rule) {
-	limits := r.Limits
-	if limits == "" {
-		limits = "no candidate"
-	}
 	fmt.Fprintf(b, `<text x="16" y="%d"><tspan class="b">%s</tspan> <tspan dx="8" opacity=".75">%s</tspan></text>`+"\n",
-		p.top+20, html.EscapeString(cut(Quoted(ruleName(r.Rule)), 40)), html.EscapeString(limits))
+		p.top+20, html.EscapeString(cut(Quoted(ruleName(r.Rule)), 40)), html.EscapeString(cmp.Or(r.Limits, "no candidate")))
 	said := fmt.Sprintf(`<tspan>%s, %s waited, longest %s</tspan>`, Count(r.Requests, "request"), Number(r.Waited), limitwords.Seconds(time.Duration(r.Longest).Seconds()))
 	if r.Refused > 0 {
 		said += fmt.Sprintf(`<tspan>, %s refused (%s)</tspan>`, Number(r.Refused), html.EscapeString(share(r.Refused, r.Requests)))
@@ -129,11 +126,9 @@ func (p *panel) write(b *strings.Builder, r Rule) {
 		waiting = max(waiting, float64(bin.Waiting)/float64(p.width))
 	}
 	foot := p.top + flowTop + flowHeight
-	arrived := func(bin simulate.Bin) float64 { return float64(bin.Arrived) }
-	refused := func(bin simulate.Bin) float64 { return float64(bin.Refused) }
 	left := func(bin simulate.Bin) float64 { return float64(bin.Left) }
-	p.area(b, "a", foot, flowHeight, float64(most), arrived)
-	p.area(b, "r", foot, flowHeight, float64(most), refused)
+	p.area(b, "a", foot, flowHeight, float64(most), func(bin simulate.Bin) float64 { return float64(bin.Arrived) })
+	p.area(b, "r", foot, flowHeight, float64(most), func(bin simulate.Bin) float64 { return float64(bin.Refused) })
 	fmt.Fprintf(b, `<path class="d" stroke-width="1.5" d="%s"/>`+"\n", p.steps(foot, flowHeight, float64(most), left))
 	p.axis(b, foot, flowHeight, perSecond(float64(most)/p.width.Seconds()))
 	if waiting == 0 {
