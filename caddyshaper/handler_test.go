@@ -408,3 +408,24 @@ func TestBlockTimingAndLogAreReached(t *testing.T) {
 		return containsAll(string(text), "shaper: refused", `"shape":"line"`)
 	}, "the log tells of the refusal")
 }
+
+// A burst that fills the line of the site must not block everybody.
+func TestOnlyKeysAreBlocked(t *testing.T) {
+	shape := func(site string) string {
+		return "shape line {\n limits 1/h burst 2\n key {query.key}\n site " + site + "\n block 1h\n}" + proxied
+	}
+	s := serve(t, shape("1/h burst 2"))
+	for _, c := range []struct {
+		path string
+		want int
+	}{{"/?key=a", 200}, {"/?key=b", 200}, {"/?key=c", 429}} {
+		require.Equal(t, c.want, s.get(c.path).status, c.path)
+	}
+	s.reload(shape("1000/s burst 9"))
+	for _, c := range []struct {
+		path string
+		want int
+	}{{"/?key=d", 200}, {"/?key=a", 200}, {"/?key=a", 429}} {
+		require.Equal(t, c.want, s.get(c.path).status, c.path)
+	}
+}

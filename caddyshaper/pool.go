@@ -93,7 +93,8 @@ func newLimiters(key poolKey, e *entry) (*limiters, error) {
 // makeLines makes the lines.
 func (l *limiters) makeLines(e *entry) (err error) {
 	f := l.key.fixed
-	opts := []shaper.GroupOption{shaper.WithMaxKeys(f.maxKeys)}
+	// A key is blocked by itself. The line of the site would be blocked for all.
+	opts := []shaper.GroupOption{shaper.WithMaxKeys(f.maxKeys), shaper.WithBlock(f.block)}
 	for _, o := range l.options(l.name) {
 		opts = append(opts, o)
 	}
@@ -116,9 +117,6 @@ func (l *limiters) options(name string) []shaper.Option {
 	trace := hooks
 	trace.Bucket = l.bucketChanged
 	opts := []shaper.Option{shaper.WithName(name), shaper.WithTrace(&trace)}
-	if f.block > 0 {
-		opts = append(opts, shaper.WithBlock(f.block))
-	}
 	if f.coarse {
 		opts = append(opts, shaper.WithCoarseTimer())
 	}
