@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -446,10 +447,15 @@ func serveLLM(f caddycmd.Flags) (int, error) {
 }
 
 // start serves as the Caddyfile says, beside any Caddy that runs already.
-func (o *llmOptions) start() error {
+func (o *llmOptions) start() (err error) {
 	if err := useOwnFolder(); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil { // Caddy, which removes the folder when it ends, has not begun.
+			_ = os.RemoveAll(filepath.Dir(caddy.ConfigAutosavePath))
+		}
+	}()
 	text := o.caddyfile()
 	if o.upstream.Scheme == "https" {
 		text = strings.Replace(text, "\t\t"+hostLine+"\n", "", 1)

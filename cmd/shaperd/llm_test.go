@@ -171,15 +171,18 @@ func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
 	}
 }
 
-// Two gateways at one port would each get a part of the calls, and pass twice the quota on.
+// Two gateways at one port would each get a part of the calls, and pass twice the quota on. The second one leaves no file behind.
 func TestASecondGatewayAtAPortDoesNotStart(t *testing.T) {
 	listen := freeAddress(t)
 	args := []string{"llm", "--upstream", "http://127.0.0.1:1", "--requests", "600", "--page", "off", "--listen"}
 	start(t, append(args, listen)...).Says("take turns")
 	for _, second := range []string{listen, port(t, listen)} {
-		status, text := do(t, append(args, second)...)
-		require.Equal(t, 1, status)
-		require.Contains(t, text, "address already in use")
+		p := start(t, append(args, second)...)
+		require.Equal(t, 1, p.Wait())
+		require.Contains(t, p.Output(), "address already in use")
+		left, err := filepath.Glob(filepath.Join(p.Command.Dir, "shaperd-demo-*"))
+		require.NoError(t, err)
+		require.Empty(t, left)
 	}
 }
 
