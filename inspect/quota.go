@@ -142,9 +142,13 @@ func newQuotaView(from Quota, at time.Time, teams int) *quotaView {
 	for _, team := range from.Teams[listed:] {
 		from.Others.add(team)
 	}
+	room := from.Capacity
+	if room <= 0 {
+		room = from.Level // Without a burst the bucket is full as long as it has a level.
+	}
 	v := &quotaView{
 		At: at.UTC(), Provider: *keyText(from.Provider), Parts: []partView{}, Teams: []quotaTeam{}, Others: newQuotaTeam(from.Others),
-		Level: shareOf(from.Level, from.Capacity), Reserved: shareOf(from.Reserved, from.Capacity),
+		Level: shareOf(from.Level, room), Reserved: shareOf(from.Reserved, room),
 		LongestWaitS: from.LongestWait.Seconds(), Refused: from.Refused, Refusals: from.Refusals, Forfeited: from.Forfeited,
 	}
 	most := 0.0

@@ -84,6 +84,21 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 	})
 }
 
+func TestABucketWithoutABurstIsFullWhileItHasALevel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		level := 0.4
+		c := newConsole(t, inspect.OfQuota(made.Shaper(t, "4/s depth 9"), func(int) inspect.Quota { return inspect.Quota{Level: level, Reserved: level / 2} }))
+		defer c.Close()
+		for _, want := range []float64{1, 0} {
+			var got quota
+			told(t, c, "/api/v1/quota/one/", &got)
+			require.Equal(t, [2]float64{want, want / 2}, [2]float64{got.Level, got.Reserved})
+			level = 0
+			time.Sleep(time.Second)
+		}
+	})
+}
+
 // What the program tells may be anything. What the page is told is bounded, and has numbers only.
 func TestAQuotaThatMakesNoSenseIsToldAsWellAsItGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
