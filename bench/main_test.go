@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -22,13 +23,14 @@ func TestMain(m *testing.M) { run.Tests(m, fakes()...) }
 // fakes are quick to measure: the first finds something, the second fails.
 func fakes() []run.Experiment {
 	type found struct {
-		Rate float64 `unit:"rate"`
+		Rate float64       `unit:"rate"`
+		Took time.Duration `unit:"took-ns"`
 	}
 	return []run.Experiment{
 		{
 			Name: "pace", What: "how fast", Goals: []report.Goal{{What: "evenness", Ours: "Pace/who=ours rate", Least: 8}},
 			Groups: func(run.Options) []run.Group {
-				return []run.Group{{Cases: []run.Case{run.One("Pace/who=ours", 1, func(*testing.T) found { return found{12} })}}}
+				return []run.Group{{Cases: []run.Case{run.One("Pace/who=ours", 1, func(*testing.T) found { return found{12, 4300} })}}}
 			},
 			Conclude: func(r *report.Report, _ run.Options) error {
 				r.Pictures = []report.Picture{{Name: "rate", SVG: []byte("<svg/>")}}
@@ -54,14 +56,19 @@ func TestRunPrintsTablesAndGoalsAndWritesFiles(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "made", "if missing")
 	status, stdout, stderr := running(t.Context(), "-only", "pace", "-out", folder)
 	require.Equal(t, exitOK, status)
-	require.Contains(t, stdout, "\n### Pace\n\n| who  | rate | rounds |\n| ---  | ---  | ---    |\n| ours | 12   | 1      |\n")
-	require.Contains(t, stdout, "\n## Goals\n\n| goal     | wanted     | found | reached |\n| ---      | ---        | ---   | ---     |\n| evenness | at least 8 | 12    | yes     |\n")
 	require.Contains(t, stdout, "results.md, results.bench.txt, rate.svg.\n")
 	require.Equal(t, "bench: Pace/who=ours, round 1 of 1\n", stderr)
 
 	tables, err := os.ReadFile(filepath.Join(folder, "results.md"))
 	require.NoError(t, err)
 	require.Contains(t, string(tables), "# Results of `go run ./bench -only pace -out "+folder+"`\n")
+	for _, shown := range []string{stdout, string(tables)} {
+		require.Contains(t, shown, "\n### Pace\n\n| who  | rate | took-sec | rounds |\n| ---  | ---  | ---      | ---    |\n| ours | 12   | 4.300µs  | 1      |\n")
+		require.Contains(t, shown, "\n## Goals\n\n| goal     | wanted     | found | reached |\n| ---      | ---        | ---   | ---     |\n| evenness | at least 8 | 12    | yes     |\n")
+	}
+	lines, err := os.ReadFile(filepath.Join(folder, "results.bench.txt"))
+	require.NoError(t, err)
+	require.Contains(t, string(lines), "\nBenchmarkPace/who=ours 1 12 rate 4300 took-ns\n", "as benchstat reads it")
 	files, err := os.ReadDir(folder)
 	require.NoError(t, err)
 	var names []string
@@ -75,7 +82,7 @@ func TestOneExperimentThatFailsDoesNotLoseTheOthers(t *testing.T) {
 	folder := t.TempDir()
 	status, stdout, stderr := running(t.Context(), "-out", folder)
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stdout, "| ours | 12   | 1      |\n")
+	require.Contains(t, stdout, "| ours | 12   | 4.300µs  | 1      |\n")
 	require.Equal(t, 2, strings.Count(stderr, "bench: broken: the machine is on fire\n"), "at once, and at the end")
 	require.FileExists(t, filepath.Join(folder, "results.md"))
 }

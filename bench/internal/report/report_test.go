@@ -1,8 +1,6 @@
 package report
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -64,25 +62,6 @@ func TestSpacingsAreDrawnOfTheLimitersThatWereMeasured(t *testing.T) {
 	r = Report{}
 	require.NoError(t, r.DrawSpacings(picture, "a"))
 	require.Empty(t, r.Pictures)
-}
-
-func TestARunIsWrittenAsTablesAndAsLinesForBenchstat(t *testing.T) {
-	folder := t.TempDir()
-	r := Results{Command: "go run ./bench", Reports: []Report{{
-		Name: "pace", What: "how even", Lines: []Line{line("Pace/limiter=ours/rate=1000", 4300, "err-ns"), line("Pace/limiter=x/rate=1000", 102_000, "err-ns")},
-		Goals: []Goal{{What: "evenness", Ours: "Pace/limiter=ours/rate=1000 err-ns", Most: 5000}}, Pictures: []Picture{{Name: "pace", SVG: []byte("<svg/>")}},
-	}}}
-	names, err := r.Write(folder)
-	require.NoError(t, err)
-	require.Equal(t, []string{TablesFile, LinesFile, "pace.svg"}, names)
-	tables, err := os.ReadFile(filepath.Join(folder, TablesFile))
-	require.NoError(t, err)
-	require.Contains(t, string(tables), "| limiter | rate | err-sec | rounds |")
-	require.Contains(t, string(tables), "4.300µs")
-	require.Contains(t, string(tables), "| evenness | at most 5000 | 4,300 | yes     |")
-	lines, err := os.ReadFile(filepath.Join(folder, LinesFile))
-	require.NoError(t, err)
-	require.Contains(t, string(lines), "\nBenchmarkPace/limiter=x/rate=1000 1 102000 err-ns\n")
 }
 
 func TestFieldsWithAUnitAreFigures(t *testing.T) {

@@ -22,19 +22,18 @@ type table struct {
 
 // tables returns a table for each benchmark, in the order of the lines.
 func tables(lines []Line) []table {
-	var all []table
+	var bases []string
+	of := map[string][]Line{}
 	for _, l := range lines {
-		if base := baseOf(l.Name); !slices.ContainsFunc(all, func(t table) bool { return t.title == base }) {
-			of := slices.DeleteFunc(slices.Clone(lines), func(l Line) bool { return baseOf(l.Name) != base })
-			all = append(all, tableOf(base, of))
-		}
+		base, _ := benchfmt.Name(l.Name).Parts()
+		bases = add(bases, string(base))
+		of[string(base)] = append(of[string(base)], l)
+	}
+	var all []table
+	for _, base := range bases {
+		all = append(all, tableOf(base, of[base]))
 	}
 	return all
-}
-
-func baseOf(name string) string {
-	base, _ := benchfmt.Name(name).Parts()
-	return string(base)
 }
 
 // settings returns the settings in a name, such as rate=1000, by key.
