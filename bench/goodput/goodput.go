@@ -184,11 +184,7 @@ func hole(t testing.TB, open rivals.Opener) (time.Duration, error) {
 	leaving, giveUp := context.WithCancel(context.Background())
 	defer giveUp()
 
-	var (
-		staying sync.WaitGroup
-		refused atomic.Pointer[error] // of those that stay; such a one has not left
-	)
-	staying.Add(2 * holeStay)
+	var refused atomic.Pointer[error] // of those that stay; such a one has not left
 	waiter := func(parent context.Context) error {
 		ctx, cancel := context.WithCancel(parent)
 		defer cancel()
@@ -198,25 +194,19 @@ func hole(t testing.TB, open rivals.Opener) (time.Duration, error) {
 		if err := waiter(context.Background()); err != nil {
 			refused.Store(&err)
 		}
-		staying.Done()
 	}
 	goes := func(int) { _ = waiter(leaving) }
 
 	// One group after the other, as the order within a group is not certain.
-	var line []*sync.WaitGroup
 	start := time.Now()
-	for _, group := range []struct {
-		n    int
-		wait func(int)
-	}{{holeStay, stays}, {holeWaiting - 2*holeStay, goes}, {holeStay, stays}} {
-		line = append(line, measure.Gather(t, group.n, group.wait))
-	}
+	ahead := measure.Gather(t, holeStay, stays)
+	between := measure.Gather(t, holeWaiting-2*holeStay, goes)
+	behind := measure.Gather(t, holeStay, stays)
 	giveUp()
-	staying.Wait()
+	ahead.Wait()
+	behind.Wait()
 	took := time.Since(start)
-	for _, group := range line {
-		group.Wait()
-	}
+	between.Wait()
 	if err := refused.Load(); err != nil {
 		return 0, fmt.Errorf("a waiter that stays was refused: %w", *err)
 	}
