@@ -359,7 +359,7 @@ func (s *stage) arrivals(rate int, except func(number int) bool) ([]measure.Depa
 	}
 	// A request whose caller has gone may still be on its way to the upstream.
 	time.Sleep(3 * measure.Interval(float64(rate)))
-	return s.take()
+	return s.seen()
 }
 
 // errUnanswered is for a proxy that leaves requests in line for good.
@@ -474,11 +474,9 @@ func (u *upstream) report(err error) {
 	}
 }
 
-// take returns the requests that have arrived since the call before.
-func (u *upstream) take() ([]measure.Departure, error) {
+// seen returns the requests that have arrived.
+func (u *upstream) seen() ([]measure.Departure, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	arrivals := u.arrivals
-	u.arrivals = nil
-	return arrivals, u.trouble
+	return u.arrivals, u.trouble
 }
