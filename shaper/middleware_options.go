@@ -104,16 +104,16 @@ func (serverTimingOption) applyMiddleware(to *middlewareOptions) { to.serverTimi
 //	Server-Timing: shaper;dur=12.345
 func WithServerTiming() MiddlewareOption { return serverTimingOption{} }
 
-type loggerOption struct{ log *slog.Logger }
+type loggerOption struct{ log *refusalLog }
 
-func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.log = newRefusalLog(o.log) }
+func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.log = o.log }
 
 // WithLogger logs refusals, at level Warn, and clients that have gone, at level Debug.
 // There is at most one line about refusals a second, with the number of refusals since
 // the line before. Nothing of the request is logged, unless the error of another
-// Limiter, of the key function or of the limits function contains it. By default, or
-// with a nil logger, nothing is logged.
-func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{log} }
+// Limiter, of the key function or of the limits function contains it. Several middlewares that are given
+// the same option have that line together. By default, or with a nil logger, nothing is logged.
+func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{newRefusalLog(log)} }
 
 type verdictFieldOption string
 

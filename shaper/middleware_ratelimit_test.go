@@ -308,13 +308,17 @@ const refusedLine = `level=WARN msg="shaper: refused" status=429 error="shaper: 
 func TestAStormOfRefusalsIsOneLineASecond(t *testing.T) {
 	play(t, "1 per 1h", func(g *stage) {
 		require.True(g.t, g.Allow())
-		h := shaper.Middleware(g.Shaper, shaper.WithLogger(newLog(noting{g}, slog.LevelInfo)))(http.NotFoundHandler())
+		logged := shaper.WithLogger(newLog(noting{g}, slog.LevelInfo))
+		of := []http.Handler{ // such as the middlewares of two routes
+			shaper.Middleware(g.Shaper, logged)(http.NotFoundHandler()),
+			shaper.Middleware(g.Shaper, logged)(http.NotFoundHandler()),
+		}
 		for i := range 1000 { // 200 a second
 			g.at(time.Duration(i) * 5 * ms)
-			require.Equal(g.t, 429, answerOf(h, context.Background(), "").StatusCode)
+			require.Equal(g.t, 429, answerOf(of[i%2], context.Background(), "").StatusCode)
 		}
 		g.at(time.Minute) // Refusals since the last line are counted in the next line,
-		answerOf(h, context.Background(), "")
+		answerOf(of[0], context.Background(), "")
 		g.saw("0s "+refusedLine+"refused=1 retry_after=1h0m0s",
 			"1s "+refusedLine+"refused=200 retry_after=59m59s",
 			"2s "+refusedLine+"refused=200 retry_after=59m58s",
