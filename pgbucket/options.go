@@ -16,7 +16,9 @@ type options struct{ table string }
 func newOptions(opts []Option) (options, error) {
 	o := options{table: defaultTable}
 	for _, opt := range opts {
-		opt.apply(&o)
+		if opt != nil {
+			opt.apply(&o)
+		}
 	}
 	if !tableName.MatchString(o.table) {
 		return o, fmt.Errorf("pgbucket: WithTable(%q): must be a name, or a schema's and a name with a dot between, of letters, digits and _; the name may have %d of them", o.table, longestName)

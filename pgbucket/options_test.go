@@ -33,7 +33,7 @@ func TestATableMayHaveAnyNameThatNeedsNoQuotesWithinQuotes(t *testing.T) {
 
 func TestAWrongOptionIsTheErrorOfEveryMethod(t *testing.T) {
 	for name, bucket := range map[string]*pgbucket.Bucket{
-		"the DB is nil":  pgbucket.New(nil),
+		"the DB is nil":  pgbucket.New(nil, nil),
 		`WithTable("")`:  pgbucket.New(nil, pgbucket.WithTable("")),
 		`WithTable("a b`: pgbucket.New(nil, pgbucket.WithTable("a b")),
 	} {

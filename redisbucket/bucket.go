@@ -45,7 +45,9 @@ var _ shared.Bucket = (*Bucket)(nil)
 func New(client redis.UniversalClient, opts ...Option) *Bucket {
 	b := &Bucket{client: client, prefix: "shaper:"}
 	for _, o := range opts {
-		o(b)
+		if o != nil {
+			o(b)
+		}
 	}
 	switch c := client.(type) {
 	case nil:

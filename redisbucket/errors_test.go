@@ -40,7 +40,7 @@ func TestWhatIsWrongIsAnError(t *testing.T) {
 		change func(*shared.Take)
 		says   string
 	}{
-		{redisbucket.New(nil), nil, "the client is nil"},
+		{redisbucket.New(nil, nil), nil, "the client is nil"},
 		{redisbucket.New(ring), nil, "use NewRing"},
 		{redisbucket.NewRing(nil), nil, "no servers"},
 		{bucket, func(t *shared.Take) { t.Key = "" }, "the key is empty"},
