@@ -75,9 +75,11 @@ var workspacePackages = sync.OnceValues(func() (packages []goPackage, err error)
 	return packages, nil
 })
 
+// goCommand returns what the go command prints. No package has files that cgo writes then.
 func goCommand(t *testing.T, dir string, args ...string) []byte {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
