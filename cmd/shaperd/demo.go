@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -52,23 +53,23 @@ func demo(flags caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeSuccess, err
 	}
 	caddy.TrapSignals()
-	if err := useOwnFolder(); err != nil {
-		return caddy.ExitCodeFailedStartup, err
-	}
 	front, page, upstream := freePort(8480), freePort(8481), freePort(8482)
-	if err := startUpstream("127.0.0.1:" + upstream); err != nil {
-		return caddy.ExitCodeFailedStartup, err
-	}
-	for name, value := range map[string]string{"SHAPERD_FRONT": front, "SHAPERD_PAGE": page, "SHAPERD_UPSTREAM": upstream} {
-		if err := os.Setenv(name, value); err != nil {
-			return caddy.ExitCodeFailedStartup, err
+	err := inOwnFolder(func() error {
+		if err := startUpstream("127.0.0.1:" + upstream); err != nil {
+			return err
 		}
-	}
-	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(demoCaddyfile, map[string]any{"filename": "demo.caddyfile"})
+		for name, value := range map[string]string{"SHAPERD_FRONT": front, "SHAPERD_PAGE": page, "SHAPERD_UPSTREAM": upstream} {
+			if err := os.Setenv(name, value); err != nil {
+				return err
+			}
+		}
+		config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(demoCaddyfile, map[string]any{"filename": "demo.caddyfile"})
+		if err != nil {
+			return err
+		}
+		return caddy.Load(config, true)
+	})
 	if err != nil {
-		return caddy.ExitCodeFailedStartup, err
-	}
-	if err := caddy.Load(config, true); err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	fmt.Printf(welcome, front, page, upstream)
@@ -97,22 +98,26 @@ Your own:
   shaperd run
 `
 
-// useOwnFolder lets Caddy keep its files in a folder that goes when the process ends, so
-// that the demonstration leaves the files of the user's own Caddy alone.
-func useOwnFolder() error {
+// inOwnFolder starts a Caddy that keeps its files in a folder of its own, so that the files of the
+// user's own Caddy are left alone. The folder goes when the process ends, or Caddy does not start.
+func inOwnFolder(start func() error) error {
 	dir, err := os.MkdirTemp("", "shaperd-demo-")
 	if err != nil {
 		return err
 	}
 	caddy.OnExit(func(context.Context) { _ = os.RemoveAll(dir) })
 	for _, name := range []string{"XDG_DATA_HOME", "XDG_CONFIG_HOME"} {
-		if err := os.Setenv(name, dir); err != nil {
-			return err
-		}
+		err = errors.Join(err, os.Setenv(name, dir))
 	}
 	caddy.ConfigAutosavePath = filepath.Join(dir, "autosave.json")
 	caddy.DefaultStorage = &certmagic.FileStorage{Path: caddy.AppDataDir()}
-	return nil
+	if err == nil {
+		err = start()
+	}
+	if err != nil { // OnExit is for a Caddy that has begun.
+		_ = os.RemoveAll(dir)
+	}
+	return err
 }
 
 // freePort returns the port that is wanted, or a free one if it is taken.

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -439,7 +438,7 @@ func serveLLM(f caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("--key-env: %q, but there is no such environment variable, or it is empty", o.keyEnv)
 	}
 	caddy.TrapSignals()
-	if err := o.start(); err != nil {
+	if err := inOwnFolder(o.start); err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	fmt.Print(o.welcome())
@@ -447,15 +446,7 @@ func serveLLM(f caddycmd.Flags) (int, error) {
 }
 
 // start serves as the Caddyfile says, beside any Caddy that runs already.
-func (o *llmOptions) start() (err error) {
-	if err := useOwnFolder(); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil { // Caddy, which removes the folder when it ends, has not begun.
-			_ = os.RemoveAll(filepath.Dir(caddy.ConfigAutosavePath))
-		}
-	}()
+func (o *llmOptions) start() error {
 	text := o.caddyfile()
 	if o.upstream.Scheme == "https" {
 		text = strings.Replace(text, "\t\t"+hostLine+"\n", "", 1)
