@@ -112,17 +112,27 @@ func (a apiPackages) check(t *testing.T, p apiPackage) {
 		return
 	}
 	fset := token.NewFileSet()
-	var files []*ast.File
+	a.checkFiles(t, p, fset, p.parse(t, fset), nil)
+}
+
+// checkFiles is check of a package that has been parsed. With an info it also reads the bodies of functions, and
+// notes there what names mean.
+func (a apiPackages) checkFiles(t *testing.T, p apiPackage, fset *token.FileSet, files []*ast.File, info *types.Info) {
+	imports := importing(func(path string) *types.Package { return a[cmp.Or(p.ImportMap[path], path)] })
+	conf := types.Config{IgnoreFuncBodies: info == nil, Sizes: types.SizesFor("gc", runtime.GOARCH), Importer: imports}
+	var err error
+	a[p.ImportPath], err = conf.Check(p.ImportPath, fset, files, info)
+	require.NoError(t, err)
+}
+
+// parse returns the files of a package.
+func (p apiPackage) parse(t *testing.T, fset *token.FileSet) (files []*ast.File) {
 	for _, name := range p.GoFiles {
 		file, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
 		require.NoError(t, err)
 		files = append(files, file)
 	}
-	imports := importing(func(path string) *types.Package { return a[cmp.Or(p.ImportMap[path], path)] })
-	conf := types.Config{IgnoreFuncBodies: true, Sizes: types.SizesFor("gc", runtime.GOARCH), Importer: imports}
-	var err error
-	a[p.ImportPath], err = conf.Check(p.ImportPath, fset, files, nil)
-	require.NoError(t, err)
+	return files
 }
 
 type importing func(path string) *types.Package

@@ -1,0 +1,279 @@
+package house_test
+
+// The walls inside package shaper: in which order its files are read, and which of them may name a feature.
+
+import (
+	"bytes"
+	"encoding/json"
+	"go/ast"
+	"go/token"
+	"go/types"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// readingOrder has all files of package shaper in the order in which they are read, so that each uses what
+// is declared above it: the engine; a bucket for each key; what is shown; what takes any Limiter; features;
+// HTTP.
+var readingOrder = strings.Fields(`
+	errors options
+	limits bucket queue flow decide dispatcher ticker wait inflight shutdown shaper
+	group group_limits group_table group_calls group_change
+	histogram watch stats publication snapshot
+	limiter chain key
+	recording block dryrun reserve fair
+	shared_options shared_flow shared_meter shared_pump shared_levels
+	middleware_options middleware transport
+`)
+
+// engineFiles are read by whoever wants to know how a Shaper without options works.
+var engineFiles = strings.Fields("limits bucket queue flow decide dispatcher ticker wait inflight shutdown shaper")
+
+// featureFiles are the files that each feature has for itself. A feature bends the engine. It is attached by
+// interfaces that the engine declares.
+var featureFiles = map[string][]string{
+	"blocks":        {"block"},
+	"dry run":       {"dryrun"},
+	"fair queueing": {"fair"},
+	"recordings":    {"recording"},
+	"reservations":  {"reserve"},
+	"shared levels": {"shared_options", "shared_flow", "shared_meter", "shared_pump", "shared_levels"},
+}
+
+// The constructors attach the features, and these two files have each option and each figure of Stats, so
+// they may name features.
+var (
+	constructors = strings.Fields("New NewGroup dispatcher.prepare options")
+	allFeatures  = strings.Fields("options stats")
+)
+
+const (
+	arrowsAtFirst  = 519 // how many arrows ran back when they were first counted, at 71eb3d8
+	mostArrowsBack = 519 // it may only become less
+)
+
+// mostFilesNaming is in how many files outside its own a feature may be named. Each may only become less,
+// until it is 3.
+var mostFilesNaming = map[string]int{
+	"blocks":        5,
+	"dry run":       6,
+	"fair queueing": 9,
+	"recordings":    6,
+	"reservations":  11,
+	"shared levels": 12,
+}
+
+// wallExceptions are the names of features that stand in files of the engine, or of another feature, each as
+// "file: name". The list may only become shorter, until there are 10, each with a reason.
+var wallExceptions = lines(`
+	bucket: forgetReserved
+	bucket: noteLevel
+	bucket: rescaleReserved
+	bucket: reservations
+	bucket: roundsSlot
+	bucket: sinceStays
+	decide: Verdict
+	decide: admitLocked
+	decide: arrival
+	decide: begin
+	decide: decideLocked
+	decide: judge
+	decide: judgeLocked
+	decide: keepRefusedLocked
+	decide: letThrough
+	decide: placelessLocked
+	decide: reservesAtOnce
+	decide: reservesInLine
+	decide: shadowLocked
+	dispatcher: blocks
+	dispatcher: changeLocked
+	dispatcher: fairQueue
+	dispatcher: flows
+	dispatcher: kickLocked
+	dispatcher: leaves
+	dispatcher: leavesLocked
+	dispatcher: lift
+	dispatcher: losePatienceLocked
+	dispatcher: noteSince
+	dispatcher: pump
+	dispatcher: sharedFlow
+	dispatcher: sharedLevels
+	dryrun: rateOf
+	fair: AtMost
+	fair: Recording
+	fair: addLeft
+	fair: departure
+	fair: maxRecordedKey
+	fair: reserveIn
+	fair: unsettled
+	flow: nextPatienceEndsLocked
+	flow: sharedFlow
+	flow: unitsDueLocked
+	flow: usesOwnLevelLocked
+	inflight: sinceIsWhole
+	recording: recordInto
+	recording: reservation
+	reserve: arrival
+	reserve: reservation
+	shaper: Recording
+	shaper: ask
+	shaper: checkFallbackLocked
+	shaper: errSharedInf
+	shaper: isUnavailableLocked
+	shaper: nextVersion
+	shaper: outlasting
+	shaper: planOf
+	shaper: recordLeft
+	shaper: tooCostlyLocked
+	shaper: unavailableErrorLocked
+	shaper: weigh
+	shared_flow: end
+	shared_flow: judge
+	shared_flow: keepRefusedLocked
+	shutdown: close
+	wait: fallback
+	wait: keepRefusedLocked
+	wait: recordLeft
+	wait: rejectUnavailableLocked
+`)
+
+// lines returns the lines of a text that are not empty.
+func lines(text string) []string {
+	all := strings.Split(text, "\n")
+	for i := range all {
+		all[i] = strings.TrimSpace(all[i])
+	}
+	return slices.DeleteFunc(all, func(line string) bool { return line == "" })
+}
+
+// featureOf returns the feature whose file it is; "" if it is none's.
+func featureOf(file string) string {
+	for feature, files := range featureFiles {
+		if slices.Contains(files, file) {
+			return feature
+		}
+	}
+	return ""
+}
+
+// Whoever reads the files in their order has read what a file uses when they come to it. An arrow is a use of
+// an identifier that another file declares; it runs back if that file comes later.
+func TestFilesUseWhatIsDeclaredAboveThem(t *testing.T) {
+	t.Parallel()
+	all, place := namings(t), map[string]int{}
+	for i, file := range readingOrder {
+		place[file] = i
+	}
+	pairs, back, total := map[string]int{}, map[string]int{}, 0
+	for _, n := range all {
+		require.Containsf(t, place, n.file, "readingOrder must name each file of shaper once")
+		pair := n.file + " names what is declared in " + n.declaredIn
+		pairs[pair]++
+		if place[n.file] < place[n.declaredIn] {
+			back[pair]++
+			total++
+		}
+	}
+	for _, pair := range slices.Sorted(maps.Keys(back)) {
+		t.Logf("%4d: %s", back[pair], pair)
+	}
+	t.Logf("%d of %d arrows run back, %d did at first. They join %d of %d pairs of files", total, len(all), arrowsAtFirst, len(back), len(pairs))
+	require.LessOrEqualf(t, total, mostArrowsBack, "the arrows that run back; -v shows them")
+}
+
+// The engine is read without its features, and each feature without the others.
+func TestTheEngineNamesNoFeature(t *testing.T) {
+	t.Parallel()
+	found := map[string]bool{}
+	for _, n := range namings(t) {
+		of := featureOf(n.declaredIn)
+		isWalled := slices.Contains(engineFiles, n.file) || featureOf(n.file) != ""
+		if of != "" && of != featureOf(n.file) && isWalled && !slices.Contains(constructors, n.within) {
+			found[n.file+": "+n.name] = true
+		}
+	}
+	now := slices.Sorted(maps.Keys(found))
+	require.Equalf(t, slices.Sorted(slices.Values(wallExceptions)), now, "a new name is to be asked for through a seam; one that is gone, to be taken off the list:\n%s", strings.Join(now, "\n"))
+}
+
+// Whoever changes a feature finds all of it in its own files.
+func TestFewFilesNameAFeature(t *testing.T) {
+	t.Parallel()
+	files := map[string]map[string]bool{}
+	for _, n := range namings(t) {
+		of := featureOf(n.declaredIn)
+		if of == "" || of == featureOf(n.file) || slices.Contains(allFeatures, n.file) || slices.Contains(constructors, n.within) {
+			continue
+		}
+		if files[of] == nil {
+			files[of] = map[string]bool{}
+		}
+		files[of][n.file] = true
+	}
+	for feature := range featureFiles {
+		names := slices.Sorted(maps.Keys(files[feature]))
+		t.Logf("%s: %d files name it: %s", feature, len(names), strings.Join(names, " "))
+		require.LessOrEqualf(t, len(names), mostFilesNaming[feature], "the files that name %s", feature)
+	}
+}
+
+// A naming is a use, in a file and a function of it, of an identifier that another file declares.
+type naming struct{ file, within, declaredIn, name string }
+
+// namings returns where files of package shaper name what other files of it declare.
+func namings(t *testing.T) []naming {
+	namingsOnce.Do(func() { foundNamings = findNamings(t) })
+	return foundNamings
+}
+
+var (
+	namingsOnce  sync.Once
+	foundNamings []naming
+)
+
+func findNamings(t *testing.T) (all []naming) {
+	packages, info := apiPackages{}, &types.Info{Uses: map[*ast.Ident]types.Object{}, Selections: map[*ast.SelectorExpr]*types.Selection{}}
+	var files []*ast.File
+	fset := token.NewFileSet()
+	for d := json.NewDecoder(bytes.NewReader(goCommand(t, root, "list", "-deps", "-json=ImportPath,Name,Dir,GoFiles,ImportMap", "./shaper"))); d.More(); {
+		var p apiPackage
+		require.NoError(t, d.Decode(&p))
+		if p.ImportPath != rootModule+"/shaper" {
+			packages.check(t, p)
+			continue
+		}
+		files = p.parse(t, fset)
+		packages.checkFiles(t, p, fset, files, info)
+	}
+	fileOf := func(at token.Pos) string { return strings.TrimSuffix(filepath.Base(fset.Position(at).Filename), ".go") }
+	for _, file := range files {
+		in := fileOf(file.Package)
+		for _, decl := range file.Decls {
+			within := ""
+			if f, ok := decl.(*ast.FuncDecl); ok {
+				if within = f.Name.Name; f.Recv != nil {
+					within = receiver(f.Recv.List[0].Type) + "." + within
+				}
+			}
+			ast.Inspect(decl, func(n ast.Node) bool {
+				id, ok := n.(*ast.Ident)
+				if !ok {
+					return true
+				}
+				if used := info.Uses[id]; used != nil && used.Pkg() != nil && used.Pkg().Path() == rootModule+"/shaper" {
+					if from := fileOf(used.Pos()); from != in {
+						all = append(all, naming{in, within, from, used.Name()})
+					}
+				}
+				return true
+			})
+		}
+	}
+	return all
+}
