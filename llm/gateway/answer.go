@@ -37,6 +37,7 @@ type answer struct {
 
 	length, written int64 // of the body; a length below 0 is unknown
 	isBroken        bool  // it could not be written
+	isHijacked      bool
 
 	cutOff func() // ends the attempt
 	timer  *time.Timer
@@ -67,9 +68,12 @@ func (c *call) attempt(w http.ResponseWriter, r *http.Request, next http.Handler
 	return a
 }
 
-// WriteHeader passes a status on, unless it may be a refusal after which the call is sent again.
+// WriteHeader passes a status on, unless it may be a refusal after which the call is sent again. The first status that is
+// not informational counts, as in net/http, which logs any further one.
 func (a *answer) WriteHeader(status int) {
 	switch {
+	case a.captured != nil:
+		return // net/http would take it for the first one.
 	case a.status != 0 || status < 200 && status != http.StatusSwitchingProtocols:
 		a.ResponseWriter.WriteHeader(status)
 		return
@@ -102,6 +106,9 @@ func (a *answer) begin() {
 }
 
 func (a *answer) Write(p []byte) (n int, err error) {
+	if a.isHijacked {
+		return 0, http.ErrHijacked
+	}
 	if a.status == 0 {
 		a.WriteHeader(http.StatusOK)
 	}
@@ -138,10 +145,12 @@ func (a *answer) passOn(length int64) {
 
 // FlushError is for [http.ResponseController].
 func (a *answer) FlushError() error {
-	if a.captured != nil {
+	switch {
+	case a.isHijacked:
+		return http.ErrHijacked
+	case a.captured != nil:
 		return nil
-	}
-	if a.status == 0 {
+	case a.status == 0:
 		a.WriteHeader(http.StatusOK)
 	}
 	return http.NewResponseController(a.ResponseWriter).Flush()
@@ -153,11 +162,21 @@ func (a *answer) Flush() { _ = a.FlushError() }
 // Hijack implements [http.Hijacker], where the connection allows it.
 func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, both, err := http.NewResponseController(a.ResponseWriter).Hijack()
-	if err == nil && a.status == 0 { // What else is said, the gateway does not see.
+	if err != nil {
+		return conn, both, err
+	}
+	a.isHijacked = true
+	switch {
+	case a.captured != nil: // The handler itself says it to the caller, so nothing can be sent again.
+		a.readRefusal()
+		a.timer.Stop()
+		a.captured = nil
+		a.call.status = a.status
+	case a.status == 0: // What else is said, the gateway does not see.
 		a.status = http.StatusSwitchingProtocols
 		a.call.status = a.status
 	}
-	return conn, both, err
+	return conn, both, nil
 }
 
 // Unwrap is for [http.ResponseController].
