@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -28,17 +29,18 @@ type Teams struct {
 	path string
 	log  *slog.Logger
 
-	mu     sync.Mutex
-	looked time.Time
-	read   os.FileInfo
-	named  map[[sha256.Size]byte]string
-	said   string // the mistake that was told last; "" if there has been none since
+	named atomic.Pointer[map[[sha256.Size]byte]string] // a new map each time that the file is read
+
+	looking sync.Mutex // held by the call that looks at the file, which may take long; no other waits for it
+	looked  time.Time
+	read    os.FileInfo
+	said    string // the mistake that was told last; "" if there has been none since
 }
 
 // OpenTeams reads a file. log gets the mistakes of a later one; nil: nobody does.
 func OpenTeams(path string, log *slog.Logger) (*Teams, error) {
 	t := &Teams{path: path, log: log}
-	if err := t.readLocked(); err != nil {
+	if err := t.readFile(); err != nil {
 		return nil, err
 	}
 	return t, nil
@@ -87,16 +89,17 @@ func (t *Teams) owner(token string) (team string, ok bool) {
 	if token == "" {
 		return "", false
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	team, ok = t.named[sha256.Sum256([]byte(token))]
+	team, ok = (*t.named.Load())[sha256.Sum256([]byte(token))]
 	return team, ok
 }
 
-// refresh reads the file again if it has changed.
+// refresh reads the file again if it has changed. While another call does so, what the file said before holds: a slow disk
+// must not hold up all calls.
 func (t *Teams) refresh() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	if !t.looking.TryLock() {
+		return
+	}
+	defer t.looking.Unlock()
 	if time.Since(t.looked) < everySoOften {
 		return
 	}
@@ -106,7 +109,7 @@ func (t *Teams) refresh() {
 		return
 	}
 	if err == nil {
-		err = t.readLocked()
+		err = t.readFile()
 		t.read = now // A file with a mistake is read again when it has changed.
 	}
 	said := ""
@@ -119,7 +122,7 @@ func (t *Teams) refresh() {
 	t.said = said
 }
 
-func (t *Teams) readLocked() error {
+func (t *Teams) readFile() error {
 	info, err := os.Stat(t.path)
 	if err != nil {
 		return err
@@ -150,7 +153,8 @@ func (t *Teams) readLocked() error {
 	if len(named) == 0 {
 		return fmt.Errorf("%s: it has no team", t.path)
 	}
-	t.named, t.read = named, info
+	t.named.Store(&named)
+	t.read = info
 	return nil
 }
 
