@@ -175,7 +175,7 @@ func isNegative(u Usage) bool {
 type metered struct {
 	io.ReadCloser
 
-	mu    sync.Mutex // A body may be closed while it is read.
+	mu    sync.Mutex // A body may be closed while it is read. [Provider.Usage] runs under it: the lock is this body's alone.
 	meter *Meter
 	ended bool
 }

@@ -87,20 +87,8 @@ type Total struct {
 // Status returns the state at an instant, with the teams that have taken the most tokens in the last hour, at most so many of
 // them. The first has taken the most.
 func (l *Ledger) Status(now time.Time, teams int) Status {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	of, all := l.of, l.all.status("", l.at(now))
-	s := Status{
-		Provider: of.provider, Quota: of.quota,
-		Minute: all.Minute, Hour: all.Hour, LongestWait: all.LongestWait,
-		Refusals: l.refusals, Refused: all.Refused,
-		Others: all,
-	}
-	ranked := l.rankedLocked(now)
-	s.Teams, s.Others.LongestWait = ranked[:min(len(ranked), max(0, teams))], 0
-	for _, t := range ranked[len(s.Teams):] {
-		s.Others.LongestWait = max(s.Others.LongestWait, t.LongestWait)
-	}
+	s, of := l.taken(now, teams)
+	// The line and the weights are asked without the lock: they are the caller's code, and each call that ends needs the lock.
 	waiting := map[string]int{}
 	if of.line != nil {
 		line := of.line()
@@ -116,12 +104,33 @@ func (l *Ledger) Status(now time.Time, teams int) Status {
 		if t.Waiting, t.Weight = waiting[t.Team], 1; of.weight != nil {
 			t.Weight = of.weight(t.Team)
 		}
-		s.Others.Minute.take(t.Minute)
-		s.Others.Hour.take(t.Hour)
-		s.Others.Refused -= t.Refused
 		s.Others.Waiting = max(0, s.Others.Waiting-t.Waiting)
 	}
 	return s
+}
+
+// taken returns the part of a Status that the Ledger itself knows, and its subject, which knows the rest.
+func (l *Ledger) taken(now time.Time, teams int) (Status, subject) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := l.all.status("", l.at(now))
+	s := Status{
+		Provider: l.of.provider, Quota: l.of.quota,
+		Minute: all.Minute, Hour: all.Hour, LongestWait: all.LongestWait,
+		Refusals: l.refusals, Refused: all.Refused,
+		Others: all,
+	}
+	ranked := l.rankedLocked(now)
+	s.Teams, s.Others.LongestWait = ranked[:min(len(ranked), max(0, teams))], 0
+	for _, t := range s.Teams {
+		s.Others.Minute.take(t.Minute)
+		s.Others.Hour.take(t.Hour)
+		s.Others.Refused -= t.Refused
+	}
+	for _, t := range ranked[len(s.Teams):] {
+		s.Others.LongestWait = max(s.Others.LongestWait, t.LongestWait)
+	}
+	return s, l.of
 }
 
 // Totals returns what has been taken since the start, by label.
