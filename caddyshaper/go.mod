@@ -7,6 +7,7 @@ toolchain go1.26.6
 require (
 	example.com/leakybucket v0.0.0
 	example.com/leakybucket/config v0.0.0
+	example.com/leakybucket/llm v0.0.0
 	example.com/leakybucket/pgbucket v0.0.0
 	example.com/leakybucket/promshaper v0.0.0
 	example.com/leakybucket/redisbucket v0.0.0
@@ -167,6 +168,7 @@ require (
 replace (
 	example.com/leakybucket => ../
 	example.com/leakybucket/config => ../config
+	example.com/leakybucket/llm => ../llm
 	example.com/leakybucket/pgbucket => ../pgbucket
 	example.com/leakybucket/promshaper => ../promshaper
 	example.com/leakybucket/redisbucket => ../redisbucket

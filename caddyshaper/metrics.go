@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"example.com/leakybucket/llm/gateway"
+	"example.com/leakybucket/llm/promledger"
 	"example.com/leakybucket/promshaper"
 )
 
@@ -39,7 +40,7 @@ func registerMetrics(ctx caddy.Context) error {
 	if registry == nil {
 		return nil
 	}
-	for _, c := range []prometheus.Collector{collector(), rulesCollector{}, promshaper.Ledgers(ledgers)} {
+	for _, c := range []prometheus.Collector{collector(), rulesCollector{}, promledger.New(ledgers)} {
 		if err := registry.Register(c); err != nil {
 			return fmt.Errorf("the metrics of shape: %w", err)
 		}

@@ -7,6 +7,7 @@ toolchain go1.26.6
 require (
 	example.com/leakybucket v0.0.0
 	example.com/leakybucket/caddyshaper v0.0.0
+	example.com/leakybucket/llm v0.0.0
 	github.com/caddyserver/caddy/v2 v2.11.9
 	github.com/caddyserver/certmagic v0.25.6
 	github.com/prometheus/client_golang v1.25.0
@@ -188,6 +189,7 @@ replace (
 	example.com/leakybucket => ../../
 	example.com/leakybucket/caddyshaper => ../../caddyshaper
 	example.com/leakybucket/config => ../../config
+	example.com/leakybucket/llm => ../../llm
 	example.com/leakybucket/pgbucket => ../../pgbucket
 	example.com/leakybucket/promshaper => ../../promshaper
 	example.com/leakybucket/redisbucket => ../../redisbucket

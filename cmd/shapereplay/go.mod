@@ -7,6 +7,7 @@ toolchain go1.26.6
 require (
 	example.com/leakybucket v0.0.0
 	example.com/leakybucket/config v0.0.0
+	example.com/leakybucket/llm v0.0.0
 	github.com/klauspost/compress v1.20.1
 	github.com/stretchr/testify v1.12.1
 	github.com/ulikunitz/xz v0.5.17
@@ -19,10 +20,11 @@ require (
 require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	go.yaml.in/yaml/v4 v4.0.0 // indirect
-	golang.org/x/sys v0.46.0 // indirect
+	golang.org/x/sys v0.48.0 // indirect
 )
 
 replace (
 	example.com/leakybucket => ../../
 	example.com/leakybucket/config => ../../config
+	example.com/leakybucket/llm => ../../llm
 )

@@ -18,6 +18,7 @@ import (
 
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/gateway"
+	"example.com/leakybucket/llm/promledger"
 	"example.com/leakybucket/promshaper"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
@@ -169,7 +170,7 @@ func gather(t *testing.T) []*dto.MetricFamily {
 	models.Begin()
 	registry := prometheus.NewPedanticRegistry()
 	require.NoError(t, registry.Register(c))
-	require.NoError(t, registry.Register(promshaper.Ledgers(func() map[string]*gateway.Ledger {
+	require.NoError(t, registry.Register(promledger.New(func() map[string]*gateway.Ledger {
 		return map[string]*gateway.Ledger{"models": models.Ledger()}
 	})))
 	families, err := registry.Gather()

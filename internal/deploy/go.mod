@@ -6,6 +6,7 @@ toolchain go1.26.6
 
 require (
 	example.com/leakybucket v0.0.0
+	example.com/leakybucket/llm v0.0.0
 	example.com/leakybucket/promshaper v0.0.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/client_model v0.6.3
@@ -46,5 +47,6 @@ require (
 
 replace (
 	example.com/leakybucket => ../../
+	example.com/leakybucket/llm => ../../llm
 	example.com/leakybucket/promshaper => ../../promshaper
 )

@@ -65,14 +65,6 @@ const importPolicy = `
 	# What proves a Bucket is for users' tests, so it brings no test library with it.
 	shaper/buckettest: std shaper/shared
 
-	# What language models count, and how they say it, is for whoever calls them: it knows a
-	# line, and no client library of a provider's. The providers in memory know what is counted alone.
-	llm: std shaper
-	llm/llmtest: std llm
-
-	# The gateway paces calls of others as llm paces its own, and knows no server and no configuration.
-	llm/gateway: std llm shaper
-
 	# The demo shows itself in a browser: whoever runs it first sees the line at work.
 	cmd/shapedemo: std syscall shaper inspect internal/limitwords
 
@@ -114,11 +106,12 @@ const importPolicy = `
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall llm llm/gateway llm/llmtest shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime internal/made
+	test: std unsafe syscall shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime internal/made
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for
-// each module. Every one may import its own packages. A nested module joins the shaper to the one
+// each module, and for those of its packages that may import something else. Every one may import
+// the packages of its module. A nested module joins the shaper to the one
 // dependency it is there for: if one imported another, whoever wants gRPC would get Redis. So
 // only caddyshaper, which brings them all into a server, and the internal modules of tests, which nothing
 // imports, may import other nested modules.
@@ -133,10 +126,23 @@ const nestedPolicy = `
 	# The shaper in Caddy: its core, its HTTP server and the adapter of its Caddyfile, with what
 	# these log by. It brings everything that an operator may name in a Caddyfile, so it knows
 	# the other modules too, except for those that are for Go programs.
-	caddyshaper: std shaper llm llm/gateway inspect config redisbucket pgbucket promshaper golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp github.com/caddyserver/caddy/v2/modules/logging go.uber.org/zap go.uber.org/zap/exp/zapslog github.com/prometheus/client_golang/prometheus github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
+	caddyshaper: std shaper llm llm/gateway llm/promledger inspect config redisbucket pgbucket promshaper golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp github.com/caddyserver/caddy/v2/modules/logging go.uber.org/zap go.uber.org/zap/exp/zapslog github.com/prometheus/client_golang/prometheus github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
 
 	# Its tests run it in front of a real upstream.
 	caddyshaper tests: github.com/caddyserver/caddy/v2/caddyconfig github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy
+
+	# What language models count, and how they say it, is for whoever calls them: it knows a
+	# line, and no client library of a provider's. The gateway paces the calls of others as llm
+	# paces its own, and knows no server and no configuration.
+	llm: std shaper
+
+	# The providers in memory know only what is counted.
+	llm/llmtest: std
+
+	# The one dependency of the module, Prometheus' client, is in a package of its own, which
+	# nobody else compiles.
+	llm/promledger: std github.com/prometheus/client_golang/prometheus
+	llm tests: github.com/prometheus/client_golang/prometheus/testutil
 
 	# What drives a browser, to look at the page of inspect as its users do. There is
 	# nothing but tests.
@@ -154,7 +160,7 @@ const nestedPolicy = `
 
 	# Metrics for Prometheus: its client, whose client_model is needed for histograms that are
 	# native and classic at once, with the protobuf runtime that makes values of its fields.
-	promshaper: std shaper llm llm/gateway golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
+	promshaper: std shaper golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
 
 	# What a scrape answers is read as Prometheus does.
 	promshaper tests: shaper/buckettest github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_golang/prometheus/testutil github.com/prometheus/common/expfmt google.golang.org/protobuf/encoding/protojson
@@ -181,7 +187,7 @@ const nestedPolicy = `
 	# deploy hold it to what Prometheus is told, run the program that the folder is about, and read
 	# manifests into the types of Kubernetes' own API.
 	internal/deploy: std
-	internal/deploy tests: std syscall shaper/buckettest internal/servers promshaper github.com/prometheus/client_golang/prometheus github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_model/go go.yaml.in/yaml/v4 k8s.io/api/apps/v1 k8s.io/api/core/v1 k8s.io/api/policy/v1 sigs.k8s.io/yaml
+	internal/deploy tests: std syscall shaper/buckettest internal/servers llm llm/gateway llm/promledger promshaper github.com/prometheus/client_golang/prometheus github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_model/go go.yaml.in/yaml/v4 k8s.io/api/apps/v1 k8s.io/api/core/v1 k8s.io/api/policy/v1 sigs.k8s.io/yaml
 
 	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
 	# zip file of a module.
@@ -238,11 +244,15 @@ func TestNestedLibrariesImportOnlyWhatThePolicyAllows(t *testing.T) {
 		if command.MatchString(module) || notImported.MatchString(filepath.ToSlash(dir)) {
 			continue
 		}
-		words, ok := policy[relative(module)]
-		require.Truef(t, ok, "the policy has no line for the module %s", module)
-		met[relative(module)] = true
-		inTests := slices.Concat(words, policy[relative(module)+tests], parsePolicy(t, importPolicy)["test"])
+		require.Containsf(t, policy, relative(module), "the policy has no line for the module %s", module)
 		for _, p := range listPackages(t, dir) {
+			name := relative(module)
+			if policy[relative(p.ImportPath)] != nil {
+				name = relative(p.ImportPath)
+			}
+			met[relative(module)], met[name] = true, true
+			words := policy[name]
+			inTests := slices.Concat(policy[relative(module)], words, policy[relative(module)+tests], parsePolicy(t, importPolicy)["test"])
 			isOwn := func(imp string) bool { return strings.HasPrefix(imp+"/", module+"/") }
 			for _, imp := range p.Imports {
 				require.Truef(t, isOwn(imp) || allowed(words, imp), "%s imports %s; the policy allows %q", p.ImportPath, imp, words)
@@ -257,6 +267,20 @@ func TestNestedLibrariesImportOnlyWhatThePolicyAllows(t *testing.T) {
 	}
 	for name := range policy {
 		require.Truef(t, met[strings.TrimSuffix(name, tests)], "the policy has a line for the module %s, which does not exist", name)
+	}
+}
+
+// Whoever wants a line must not get language models, Redis or gRPC with it. Within the workspace such an import
+// compiles; a release of the root module, which does not require the others, would not.
+func TestRootModuleImportsNoOtherModuleOfTheTree(t *testing.T) {
+	nested := moduleDirs(t)[1:]
+	require.Contains(t, nested, filepath.Join(root, "llm"))
+	for _, p := range listPackages(t, root) {
+		for _, imp := range append(p.testImports(), p.Imports...) {
+			for _, dir := range nested {
+				require.Falsef(t, strings.HasPrefix(imp+"/", modulePath(dir)+"/"), "%s imports %s, which is of another module", p.ImportPath, imp)
+			}
+		}
 	}
 }
 

@@ -1,6 +1,6 @@
-// Package llm_test runs shaperd llm as it is run: with real client libraries, with many calls in line, and with a provider
+// Package loadtest_test runs shaperd llm as it is run: with real client libraries, with many calls in line, and with a provider
 // that is killed.
-package llm_test
+package loadtest_test
 
 import (
 	"bytes"
@@ -29,7 +29,7 @@ var load = flag.Bool("load", false, "run what builds a shaperd, which takes minu
 func needLoad(t *testing.T) {
 	t.Helper()
 	if !*load {
-		t.Skip("it is run by go test ./loadtest/llm -load")
+		t.Skip("it is run by go test ./llm/loadtest -load")
 	}
 }
 

@@ -1,4 +1,4 @@
-package llm_test
+package loadtest_test
 
 import (
 	"encoding/json"

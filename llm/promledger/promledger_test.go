@@ -1,4 +1,4 @@
-package promshaper_test
+package promledger_test
 
 import (
 	"net/http"
@@ -8,12 +8,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/gateway"
-	"example.com/leakybucket/promshaper"
+	"example.com/leakybucket/llm/promledger"
 	"example.com/leakybucket/shaper"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // Only as many teams as are wanted have labels of their own.
 func TestLedgersTellWhatCallsHaveTaken(t *testing.T) {
@@ -38,7 +41,7 @@ func TestLedgersTellWhatCallsHaveTaken(t *testing.T) {
 		r.Header.Set("X-Team", team)
 		answers.ServeHTTP(httptest.NewRecorder(), r)
 	}
-	collector := promshaper.Ledgers(func() map[string]*gateway.Ledger { return map[string]*gateway.Ledger{"claude": g.Ledger()} })
+	collector := promledger.New(func() map[string]*gateway.Ledger { return map[string]*gateway.Ledger{"claude": g.Ledger()} })
 	require.NoError(t, testutil.CollectAndCompare(collector, strings.NewReader(`
 # HELP shaper_llm_calls_total Calls of a language model that have ended.
 # TYPE shaper_llm_calls_total counter

@@ -1,4 +1,6 @@
-package promshaper
+// Package promledger tells Prometheus what calls of language models have taken. It is a package of its own, so that a
+// program without Prometheus does not compile its client.
+package promledger
 
 import (
 	"time"
@@ -14,15 +16,15 @@ type ledgers struct {
 	all func() map[string]*gateway.Ledger
 }
 
-// Ledgers returns a Collector of what calls of language models have taken, of ledgers by their names, which are the label
-// rule. The label team is empty unless teams have labels of their own ([gateway.Config]); then the others are "other".
+// New returns a Collector of ledgers by their names, which are the label rule. The label team is empty unless teams have
+// labels of their own ([gateway.Config]); then the others are "other".
 //
 //	shaper_llm_calls_total              calls that have ended
 //	shaper_llm_tokens_total             their tokens, as the provider counts them, with the label direction
 //	shaper_llm_refused_total            calls that the gateway has refused
 //	shaper_llm_provider_refusals_total  answers of the provider with 429; there should be none
 //	shaper_llm_quota_per_minute         the quota, with the label kind
-func Ledgers(all func() map[string]*gateway.Ledger) prometheus.Collector { return ledgers{all} }
+func New(all func() map[string]*gateway.Ledger) prometheus.Collector { return ledgers{all} }
 
 var (
 	llmCalls     = prometheus.NewDesc("shaper_llm_calls_total", "Calls of a language model that have ended.", []string{"rule", "team"}, nil)
