@@ -348,3 +348,69 @@ func TestAHalfClosedClientIsGoneAfterAWait(t *testing.T) {
 		}
 	}
 }
+
+// The rule is the same on a connection that is no socket and can't be asked (net/http's tests and
+// proxies inside a program have such ones): of two requests whose input ends behind them, the second
+// one is served if it waits less than a millisecond, and counts as gone after any longer wait.
+func TestAPipelinedRequestBehindWhichTheInputEndsCountsAlikeOnEveryConnection(t *testing.T) {
+	requests := map[string]string{
+		"bodies":                  post("/1", "hello") + post("/2", "hello"), // TestConsumingBodyOnNextConn of net/http
+		"an empty line before it": post("/1", "hello") + "\r\n" + get("/2"),  // TestTolerateCRLFBeforeRequestLine
+		"no bodies":               get("/1") + get("/2"),
+	}
+	for name, request := range requests {
+		for _, hook := range hooks {
+			for limits, second := range map[string]string{
+				"500/s depth 1 inflight 1": "/2 499", "2000/s depth 1 inflight 1": "/2 200",
+				"500/s depth 1": "/2 499", "2000/s depth 1": "/2 200",
+			} {
+				t.Run(fmt.Sprint(name, "/", hook.name, "/", limits), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						e := newPipeEntrance(t, 1)
+						hook.set(e.Config)
+						e.Shaper = mustMake(t, limitsOf(t, limits))
+						e.limiter = e.Shaper
+						l := e.Listener.(pipeListener)
+						e.open()
+						began := time.Now()
+						l.conns <- newRecorded(request)
+						require.Equal(t, "/1 200", e.ended())
+						require.Equal(t, second, e.ended())
+						if second == "/2 499" {
+							require.Equal(t, ms, time.Since(began))
+							require.EqualValues(t, 1, e.Stats().Abandoned)
+						}
+					})
+				})
+			}
+			t.Run(fmt.Sprint(name, "/", hook.name, "/TCP"), func(t *testing.T) {
+				t.Parallel()
+				e := newBlindEntrance(t, 1)
+				hook.set(e.Config)
+				e.Shaper = mustMake(t, limitsOf(t, "1 per 1h depth 1 inflight 1"))
+				e.limiter = e.Shaper
+				e.open().visit(request).closeHalf()
+				require.Equal(t, "/1 200", e.ended())
+				require.Equal(t, "/2 499", e.ended())
+			})
+		}
+	}
+}
+
+// A recorded connection is no socket: its input is all there, and ends.
+type recorded struct {
+	net.Conn // a closed pipe, for its addresses
+	input    *strings.Reader
+}
+
+func newRecorded(input string) recorded {
+	conn, other := net.Pipe()
+	_, _ = conn.Close(), other.Close()
+	return recorded{conn, strings.NewReader(input)}
+}
+
+func (c recorded) Read(p []byte) (int, error)       { return c.input.Read(p) }
+func (recorded) Write(p []byte) (int, error)        { return len(p), nil }
+func (recorded) SetDeadline(time.Time) error        { return nil }
+func (recorded) SetReadDeadline(time.Time) error    { return nil }
+func (recorded) SetWriteDeadline(t time.Time) error { return nil }
