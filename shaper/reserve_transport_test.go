@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -181,34 +182,92 @@ func TestATransportSettlesWithAnyLimiterThatCan(t *testing.T) {
 	})
 }
 
-// HoldFor says how long to hold back, and what is a refusal.
+// HoldFor says how long to hold back, and what is a refusal: only a refusal is sent again.
 func TestHoldForStandsInPlaceOfWhatIsRead(t *testing.T) {
-	for status, holds := range map[int]bool{429: true, 503: true, 529: true, 500: false, 200: false} {
+	refusals := map[int]bool{403: true, 429: true, 503: true, 529: true}
+	for _, status := range []int{200, 204, 400, 401, 403, 404, 408, 409, 425, 429, 500, 502, 503, 504, 529} {
 		for _, span := range []time.Duration{3 * time.Second, 0, -1} {
-			play(t, "10/s burst 100 depth 9", func(g *stage) {
-				client := &http.Client{Transport: &shaper.Transport{
-					Limiter: g.Shaper, Base: answers(strconv.Itoa(status), "again"), Retry: true, Actual: bytesRead,
-					Cost: func(*http.Request) int { return 10 },
-					HoldFor: func(response *http.Response) time.Duration {
-						if response.StatusCode == status {
-							return span
+			for _, retry := range []bool{true, false} {
+				t.Run(fmt.Sprint(status, span, retry), func(t *testing.T) {
+					play(t, "10/s burst 100 depth 9", func(g *stage) {
+						client := &http.Client{Transport: &shaper.Transport{
+							Limiter: g.Shaper, Base: answers(strconv.Itoa(status), "again"), Retry: retry, Actual: bytesRead,
+							Cost: func(*http.Request) int { return 10 },
+							HoldFor: func(response *http.Response) time.Duration {
+								if response.StatusCode == status {
+									return span
+								}
+								return 0
+							},
+						}}
+						answer, err := client.Get("http://upstream/")
+						require.NoError(t, err)
+						text, err := io.ReadAll(answer.Body)
+						require.NoError(t, err)
+						if refusals[status] && span > 0 && retry {
+							require.Equal(t, "again", string(text))
+							g.note("sent again")
+							g.saw("3s sent again")
+							require.EqualValues(t, 10+5, g.Stats().GivenBack, "all of the refusal, and what the second has not cost")
+							return
 						}
-						return 0
-					},
-				}}
-				answer, err := client.Get("http://upstream/")
-				require.NoError(t, err)
-				text, err := io.ReadAll(answer.Body)
-				require.NoError(t, err)
-				if holds && span > 0 {
-					require.Equal(t, "again", string(text))
-					g.note("sent again")
-					g.saw("3s sent again")
-					require.EqualValues(t, 10+5, g.Stats().GivenBack, "all of the refusal, and what the second has not cost")
-				} else {
-					require.Equal(t, strconv.Itoa(status), string(text))
-				}
-				require.Equal(t, span > 0 && !holds, !g.Stats().HeldUntil.IsZero())
+						require.Equal(t, strconv.Itoa(status), string(text))
+						until := time.Time{}
+						if span > 0 {
+							until = g.start.Add(span)
+						}
+						require.Equal(t, until, g.Stats().HeldUntil)
+					})
+				})
+			}
+		}
+	}
+}
+
+// The function that docs/http-client.md shows pauses the line after each of GitHub's refusals, and not
+// for a client that lacks a right.
+func TestGitHubsRefusalsPauseTheLine(t *testing.T) {
+	// GitHub refuses with 403 or 429, and with 403 answers a client that lacks a right, too.
+	gitHub := func(response *http.Response) time.Duration {
+		h := response.Header
+		if response.StatusCode != http.StatusForbidden && response.StatusCode != http.StatusTooManyRequests {
+			return 0
+		}
+		if seconds, err := strconv.Atoi(h.Get("Retry-After")); err == nil {
+			return time.Duration(seconds) * time.Second
+		}
+		if reset, err := strconv.ParseInt(h.Get("X-RateLimit-Reset"), 10, 64); err == nil && h.Get("X-RateLimit-Remaining") == "0" {
+			return time.Until(time.Unix(reset, 0))
+		}
+		return 0
+	}
+	for _, status := range []string{"403", "429"} {
+		for name, c := range map[string]struct {
+			header http.Header
+			want   string
+		}{
+			"the secondary limit": {http.Header{"Retry-After": {"60"}, "X-Ratelimit-Remaining": {"4000"}}, "1m0s sent again"},
+			"the primary limit":   {http.Header{"X-Ratelimit-Remaining": {"0"}, "X-Ratelimit-Reset": {"946686000"}}, "20m0s sent again"},
+			"no time":             {http.Header{"X-Ratelimit-Remaining": {"4000"}, "X-Ratelimit-Reset": {"946686000"}}, "0s " + status},
+		} {
+			t.Run(status+" "+name, func(t *testing.T) {
+				play(t, "10/s depth 9", func(g *stage) { // A bubble begins at 946684800.
+					upstream := answers(status, "sent again")
+					client := &http.Client{Transport: &shaper.Transport{
+						Limiter: g.Shaper, HoldFor: gitHub, MaxHold: time.Hour, Retry: true,
+						Base: roundTripFunc(func(r *http.Request) (*http.Response, error) {
+							response, err := upstream.RoundTrip(r)
+							response.Header = c.header
+							return response, err
+						}),
+					}}
+					answer, err := client.Get("https://api.github.com/")
+					require.NoError(t, err)
+					text, err := io.ReadAll(answer.Body)
+					require.NoError(t, err)
+					g.note(string(text))
+					g.saw(c.want)
+				})
 			})
 		}
 	}

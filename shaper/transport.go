@@ -77,8 +77,9 @@ type Transport struct {
 
 	// HoldFor returns how long a response asks callers to hold back, in place of the time that Transport
 	// reads itself; 0 or less: not at all. It is called before Actual, and may replace the body by one that
-	// it has read. A response with status 429, 503 or 529 for which it is above 0 is a refusal, and no
-	// other is. A response of any status for which it is above 0 holds the line, for MaxHold at most.
+	// it has read. A response with status 403, 429, 503 or 529 for which it is above 0 is a refusal, and
+	// no other is. (GitHub refuses with 403.) A response of any status for which it is above 0 holds the
+	// line, for MaxHold at most.
 	HoldFor func(*http.Response) time.Duration
 
 	// Key returns the key as which a request waits, for a Limiter that is a [Shaper] [WithFairQueue];
@@ -102,10 +103,10 @@ type Transport struct {
 	HoldWhenExhausted bool
 
 	// Retry sends a request once more if the upstream has refused it: by a 429, or by a 503 that
-	// asks to hold back. Both say that the request was not processed, so even a POST can be
-	// sent again. (A 503 that asks for nothing may come from a server that failed
-	// half-way; it is returned.) The request must have no body or a GetBody that returns a
-	// second one, and its cost must be above 0.
+	// asks to hold back; with HoldFor, by what is a refusal there. They say that the request was not
+	// processed, so even a POST can be sent again. (A 503 that asks for nothing may come from a
+	// server that failed half-way; it is returned.) The request must have no body or a GetBody that
+	// returns a second one, and its cost must be above 0.
 	//
 	// The request waits until the hold is over, and is not in flight meanwhile. If the Limiter has no
 	// method like [Shaper.Hold], only this request waits for the time that the refusal asks for. It
@@ -340,12 +341,15 @@ func (t Transport) maxHold() time.Duration {
 // isRefusal reports whether a response says that the request was not processed. asked
 // is the pause that the response asks for.
 func (t Transport) isRefusal(response *http.Response, asked pause) bool {
-	if t.HoldFor != nil {
-		return asked.span > 0 && (response.StatusCode == http.StatusTooManyRequests ||
-			response.StatusCode == http.StatusServiceUnavailable || response.StatusCode == statusOverloaded)
+	switch response.StatusCode {
+	case http.StatusTooManyRequests:
+		return t.HoldFor == nil || asked.span > 0
+	case http.StatusServiceUnavailable:
+		return asked.span > 0
+	case http.StatusForbidden, statusOverloaded: // Without HoldFor they ask for nothing.
+		return t.HoldFor != nil && asked.span > 0
 	}
-	return response.StatusCode == http.StatusTooManyRequests ||
-		response.StatusCode == http.StatusServiceUnavailable && asked.span > 0
+	return false
 }
 
 // sendAgain sends a request of cost n once more, after a refusal that asks to hold back
