@@ -334,6 +334,50 @@ func (r *removing) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
+// A client that sends a name of 20 kB, as of X-Forwarded-For, would fill the operator's terminal, and whatever reads the JSON.
+func TestNoOutputCarriesMoreOfANameThanAFewDozenBytes(t *testing.T) {
+	const line = `%s - - [21/Nov/2026:08:00:00 +0000] "GET / HTTP/1.1" 200 1 "-" %q` + "\n"
+	const call = `{"time":"2026-11-21T08:00:00Z","team":%q,"status":200,"estimate":{"input":900,"output":1},"waited":0,"duration":1}` + "\n"
+	rules := file(t, "shaper.yaml", twoMayWait)
+	for _, unit := range []string{"x", "\x01", "ä", "\xff", "\u202e", "\\", `"`, "x,", "<", "\u00a0"} {
+		long := strings.Repeat(unit, 20_000)
+		quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(long)
+		for name, test := range map[string]struct {
+			log  string
+			args []string
+		}{
+			"client":  {strings.Repeat(fmt.Sprintf(line, "a"+long+"1", "-"), 4) + strings.Repeat(fmt.Sprintf(line, "a"+long+"2", "-"), 4), []string{"-rules", rules}},
+			"field":   {strings.Repeat(fmt.Sprintf(line, "192.0.2.1", long), 8), []string{"-rules", rules, "-key", "header:User-Agent client_ip"}},
+			"goal":    {strings.Repeat(fmt.Sprintf(line, "a"+long, "-"), 4), []string{"-rules", rules, "-find", "wait=1s"}},
+			"broken":  {fmt.Sprintf(line, "192.0.2.1", "") + long + "\n", []string{"-rules", rules}},
+			"nothing": {long + "\n", []string{"-rules", rules}},
+			"unread":  {fmt.Sprintf(line, long, ""), []string{"-rules", rules, "-format", "caddy"}},
+			"team":    {strings.Repeat(fmt.Sprintf(call, "a"+strings.ToValidUTF8(long, "?")), 4), []string{"-format", "usage", "-provider", "bedrock", "-tokens", "1000"}},
+			"JSON":    {`{"time":1795348800,"method":"GET","path":"/","client":"` + quoted + `"}` + "\n", []string{"-rules", rules}},
+		} {
+			forms := []string{"", "-json"}
+			if name != "team" {
+				forms = append(forms, "-nginx", "-caddy", "-export="+filepath.Join(t.TempDir(), "list"))
+			}
+			for _, form := range forms {
+				_, printed, problems := shapereplay(t, test.log, append(test.args, strings.Fields(form)...)...)
+				all := printed + problems
+				if list, isList := strings.CutPrefix(form, "-export="); isList && problems == "" {
+					all += read(t, list)
+				}
+				require.Less(t, len(all), 8000, "%s of %q %s", name, unit, form)
+			}
+		}
+	}
+}
+
+func TestNULsThatAreSkippedAreSaid(t *testing.T) {
+	status, printed, _ := shapereplay(t, strings.Repeat("\x00", 1_234_567)+fiveAtOnce, "-rules", file(t, "shaper.yaml", twoMayWait))
+	require.Equal(t, exitOK, status)
+	require.Contains(t, printed, "\n192.0.2.1  (default)         5 ")
+	require.Contains(t, printed, "\nNote: 1,234,567 NUL bytes before the lines are skipped, as a rotation that copies")
+}
+
 // Somebody who has forgotten the name of the log must not wait for what never comes.
 func TestATerminalIsToldThatItIsRead(t *testing.T) {
 	rules := file(t, "shaper.yaml", twoMayWait)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -173,6 +174,12 @@ func TestLinesAreReadAsIsShownBelowThem(t *testing.T) {
 		"combined":     {Format: accesslog.Combined},
 		"trailing":     {Format: accesslog.Combined, Stamp: accesslog.Arrival, Trailing: []string{"duration:s", "time"}},
 		"json":         {Format: accesslog.JSON},
+		"pasted":       {Format: `$remote_addr - $remote_user [$time_local] "$request" $status`},
+		"pasted-pair":  {Format: `$remote_addr $server_addr - $remote_user [$time_local] "$request" $status`},
+		"haproxy":      {Format: accesslog.HAProxy},
+		"envoy":        {Format: accesslog.Envoy},
+		"traefik":      {Format: accesslog.Traefik},
+		"json-uri":     {Fields: accesslog.Fields{"uri": "where"}},
 		"bare-times":   {Format: "$time_local $remote_addr $time_local $msec $request_method $request_uri $status $time_local"},
 		"bare-time":    {Format: `$remote_addr "$request" $status $time_local`},
 		"milliseconds": {Fields: accesslog.Fields{"duration": "ms", "unit": "ms"}},
@@ -190,7 +197,8 @@ func TestLinesAreReadAsIsShownBelowThem(t *testing.T) {
 			for _, r := range records {
 				got += fmt.Sprintf("%s %s host=%q path=%q client=%q status=%d took=%v\n",
 					r.At.Format(time.RFC3339Nano), r.Method, r.Host, r.Path, r.Client, r.Status, r.Duration)
-				got += map[int]string{1: "\tin whole seconds\n"}[stats.Coarse] + map[int]string{1: "\tof a list\n"}[stats.Lists]
+				got += map[int]string{1: "\tin whole seconds\n"}[stats.Coarse] + map[int]string{1: "\tof a list\n"}[stats.Lists] +
+					map[int]string{1: "\tof several addresses\n"}[stats.Pairs]
 			}
 			for _, broken := range stats.Examples {
 				got += fmt.Sprintln("broken:", broken.Reason)
@@ -307,6 +315,46 @@ func TestALineThatIsTooLongIsBrokenAndNotHeld(t *testing.T) {
 	require.Equal(t, 2, stats.Examples[0].Line)
 	require.True(t, strings.HasPrefix(stats.Examples[0].Excerpt, "start of the line xxx"), stats.Examples[0].Excerpt)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<20), "bytes allocated")
+}
+
+// When a log is rotated by copying and truncating, its writer may go on where it was, and what is before that reads as NULs. The
+// first client would have them in its name, and if they were held, a log of gigabytes would take gigabytes.
+func TestNULsOfARotationAreSkippedAndNotHeld(t *testing.T) {
+	const many = 64 << 20
+	head := strings.Repeat("\x00", 100_000)
+	nuls := func(n int64) io.Reader {
+		return io.LimitReader(&generated{line: func() string { return head }}, n)
+	}
+	text := io.MultiReader(nuls(many), strings.NewReader(common(0, "/a")+common(1, "/b")), nuls(many), strings.NewReader(common(2, "/c")+"\x00\r\n"), nuls(7))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	records, stats := readAll(t, accesslog.Options{Stdin: text}, "-")
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<20), "bytes allocated")
+	require.Equal(t, []string{"0s /a", "1s /b", "2s /c"}, arrivals(records))
+	require.Equal(t, "192.0.2.1", records[0].Client)
+	require.Empty(t, stats.Broken)
+	require.Equal(t, 3, stats.Lines)
+	require.Equal(t, int64(2*many+8), stats.NULs)
+
+	for sample, o := range samples {
+		text, err := os.ReadFile("testdata/" + sample + ".log")
+		require.NoError(t, err)
+		want, wantStats := readText(t, o, string(text))
+		for _, log := range []string{head + string(text), string(zip(t, head+string(text)))} {
+			got, stats := readText(t, o, log)
+			require.Equal(t, want, got, sample)
+			require.Equal(t, int64(len(head)), stats.NULs)
+			stats.NULs = 0
+			require.Equal(t, wantStats, stats, sample)
+		}
+	}
+
+	_, stats = readText(t, accesslog.Options{}, head)
+	require.Equal(t, int64(len(head)), stats.NULs)
+	require.Zero(t, stats.Lines, "a log of nothing else is empty")
+	_, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(head + "default: 2/s")}, "-")
+	require.ErrorContains(t, err, "it begins with default: 2/s")
 }
 
 func TestTheLongestLineIsAMebibyte(t *testing.T) {
@@ -455,6 +503,27 @@ var collected = []struct{ head, name string }{
 	{`[pod/web-7d4b9/nginx] 2026-11-22T12:00:00.003000000Z `, "kubectl logs --prefix, then timestamps"},
 	{`web-1  | 2026-11-22T12:00:00.003000000Z `, "docker compose, then timestamps"},
 	{`2026-11-22T12:00:00Z stdout F Nov 22 12:00:00 web1 nginx: `, "Kubernetes CRI, then syslog or journald"},
+	{`2026/11/22 12:00:00 `, "Go's log"},
+	{`2026/11/22 12:00:00.123456 `, "Go's log"},           // Lmicroseconds
+	{`2026/11/22 12:00:00 main.go:23: `, "Go's log"},      // Lshortfile
+	{`web: 2026/11/22 12:00:00 `, "Go's log"},             // with a prefix
+	{`[web]2026/11/22 12:00:00 `, "Go's log"},             //
+	{`2026/11/22 12:00:00 web: `, "Go's log"},             // Lmsgprefix
+	{`2026/11/22 12:00:00 INFO `, "Go's log"},             // log/slog, before it is set up
+	{`2026/11/22 12:00:00 DEBUG-4 `, "Go's log"},          //
+	{`2026-11-22 12:00:00,123 `, "Python's logging"},      // %(asctime)s %(message)s
+	{`2026-11-22 12:00:00,123 INFO `, "Python's logging"}, // with %(levelname)s
+	{`2026-11-22 12:00:00 INFO `, "Python's logging"},     // with a datefmt
+	{`2026-11-22 12:00:00,123 - web.access - INFO - `, "Python's logging"},
+	{`2026-11-22 12:00:00,123 | INFO | `, "Python's logging"},
+	{`2026-11-22 12:00:00,123 INFO web.access: `, "Python's logging"},
+	{`2026-11-22 12:00:00,123 web.access INFO: `, "Python's logging"},
+	{`2026-11-22 12:00:00,123 [INFO] web.access: `, "Python's logging"},
+	{`[2026-11-22 12:00:00,123] INFO in app: `, "Python's logging"}, // Flask
+	{`[2026-11-22 12:00:00,123] [INFO] `, "Python's logging"},
+	{`INFO:web.access:`, "Python's logging"}, // without a format
+	{`web-1  | 2026/11/22 12:00:00 `, "docker compose, then Go's log"},
+	{`Nov 22 12:00:00 web1 app[815]: 2026-11-22 12:00:00,123 INFO `, "syslog or journald, then Python's logging"},
 }
 
 // Behind a head the first word of a line is the collector's, and every client had its name:
@@ -530,6 +599,10 @@ func TestLogsThatAreNotReadAreNamed(t *testing.T) {
 		`{"MESSAGE":"192.0.2.1 - -","__REALTIME_TIMESTAMP":"1795348800000000"}` + "\n":               "journalctl -o cat",
 		"[\n  {\n    \"time\": 1795348800\n":                                                         "JSON array",
 		"{\n  \"time\": 1795348800,\n":                                                               "take several lines",
+		consoleOfCaddy:                                                                               "console format of Caddy",
+		strings.ReplaceAll(consoleOfCaddy, "INFO", "\x1b[34mINFO\x1b[0m"):                            "console format of Caddy",
+		"Jun 12 17:13:59 web1 caddy[815]: " + strings.Split(consoleOfCaddy, "\n")[1]:                 "console format of Caddy",
+		strings.Replace(consoleOfCaddy, "2026/11/22 12:00:00.012", "1795348800.012", 1):              "console format of Caddy", // with another time_format
 		`192.0.2.1:33317 [06/Feb/2026:12:14:14.655] fe be/srv1 1/0/5007 212 -- 0/0/0/0/3 0/0`:        `"option httplog"`,
 		`Feb  6 12:14:14 lb haproxy[14389]: 192.0.2.1:33317 [06/Feb/2026:12:14:14.655] fe be/s 1/0/`: `"option httplog"`,
 	} {
@@ -541,5 +614,49 @@ func TestLogsThatAreNotReadAreNamed(t *testing.T) {
 			require.NotContains(t, err.Error(), "-fields")
 			require.NotContains(t, err.Error(), "-trailing")
 		}
+	}
+}
+
+// consoleOfCaddy is what Caddy 2.6 writes to a terminal, but for the colours.
+const consoleOfCaddy = "2026/11/22 12:00:00.001\tINFO\tusing adjacent Caddyfile\n" +
+	"2026/11/22 12:00:00.012\tINFO\thttp.log.access\thandled request\t" +
+	`{"request": {"remote_ip": "192.0.2.1", "remote_port": "5000", "proto": "HTTP/1.1", "method": "GET", "host": "localhost", "uri": "/a", "headers": {"User-Agent": ["curl/7.88.1"]}}, ` +
+	`"user_id": "", "duration": 0.002, "size": 5, "status": 200, "resp_headers": {"Server": ["Caddy"]}}` + "\n"
+
+// Whoever has such a log has no other, so the command that the error names must make one of it.
+func TestTheAdviceForCaddysConsoleFormatHelps(t *testing.T) {
+	for _, text := range []string{
+		consoleOfCaddy, strings.ReplaceAll(consoleOfCaddy, "INFO", "\x1b[34mINFO\x1b[0m"),
+		strings.ReplaceAll(consoleOfCaddy, "2026/", "Jun 12 17:13:59 web1 caddy[815]: 2026/"), strings.ReplaceAll(consoleOfCaddy, "\t", "    "),
+		strings.Replace(consoleOfCaddy, "curl/7.88.1", "2020/01/02 03:04:05 handled request {", 1),
+	} {
+		_, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(text)}, "-")
+		_, script, found := strings.Cut(fmt.Sprint(err), "sed -nE '")
+		require.True(t, found, "%v", err)
+		script, _, _ = strings.Cut(script, "'")
+		sed := exec.CommandContext(t.Context(), "sed", "-nE", script)
+		sed.Stdin = strings.NewReader(text)
+		made, err := sed.Output()
+		require.NoError(t, err)
+		records, stats := readText(t, accesslog.Options{}, string(made))
+		require.Equal(t, []string{"10ms /a"}, arrivals(records), "%s", made)
+		require.Equal(t, "192.0.2.1", records[0].Client)
+		require.Empty(t, stats.Broken)
+	}
+}
+
+// Keys often differ only at their ends, and two of them that look like one would be taken for one.
+func TestALongNameKeepsBothEnds(t *testing.T) {
+	for name, want := range map[string]string{
+		"": "", "192.0.2.1": "192.0.2.1", "\x1b[2J\xff": "\x1b[2J\xff",
+		strings.Repeat("x", 72):         strings.Repeat("x", 72),
+		strings.Repeat("x", 72) + "1":   strings.Repeat("x", 45) + "…" + strings.Repeat("x", 23) + "1",
+		strings.Repeat("ä", 40) + "b":   strings.Repeat("ä", 22) + "…" + strings.Repeat("ä", 11) + "b",
+		strings.Repeat("\x00", 18):      strings.Repeat("\x00", 18), // of which a terminal is shown 4 bytes each
+		strings.Repeat("\x00", 19):      strings.Repeat("\x00", 11) + "…" + strings.Repeat("\x00", 6),
+		strings.Repeat("\xff", 60_000):  strings.Repeat("\xff", 11) + "…" + strings.Repeat("\xff", 6),
+		"a b" + strings.Repeat("c", 70): "a b" + strings.Repeat("c", 42) + "…" + strings.Repeat("c", 24),
+	} {
+		require.Equal(t, want, accesslog.ShortName(name))
 	}
 }

@@ -27,6 +27,7 @@ type entry struct {
 	isEnd    bool // the stamp is the end of the request
 	timed    bool // the line tells the duration
 	list     bool // the client is told by a list of addresses
+	pair     bool // the line begins with several addresses, none of which is said to be the client
 	redacted int  // values that the server has replaced
 }
 
@@ -88,6 +89,11 @@ func (e *entry) setRequestLine(line []byte, t *texts) bool {
 		rest = rest[:i]
 	}
 	return e.setMethod(method, t) && e.setURI(rest, t)
+}
+
+// setLine is setRequestLine for what may be a path alone.
+func (e *entry) setLine(line []byte, t *texts) bool {
+	return bytes.IndexByte(line, ' ') > 0 && line[0] != '/' && e.setRequestLine(line, t)
 }
 
 // setMethod reports whether the bytes are a method.
@@ -173,21 +179,37 @@ func (e *entry) setDuration(text []byte, unit time.Duration) {
 	}
 }
 
-// setClient takes the client from the bytes. Of several addresses, as of X-Forwarded-For,
-// it is the last that is not private: each proxy appends the address that it sees, so private
-// ones at the end are proxies, and the client may have made up those further in front. If all are private, it is the last.
+// setClient takes the client from the bytes, which may be several addresses, as of X-Forwarded-For.
 func (e *entry) setClient(client []byte, t *texts) {
-	if bytes.IndexByte(client, ',') < 0 {
-		if !isDash(client) {
-			e.Client = t.clients.of(client)
-		}
-		return
+	e.pair = false
+	e.list = bytes.IndexByte(client, ',') >= 0
+	if blank := bytes.LastIndexByte(client, ' '); blank >= 0 && !e.list {
+		_, e.list = t.leading(client[blank+1:]) // What else has blanks is a name.
 	}
-	e.list = true
-	last := ""
-	for rest, more := client, true; more; {
-		i := bytes.LastIndexByte(rest, ',')
-		one := bytes.TrimSpace(rest[i+1:])
+	switch {
+	case e.list:
+		e.Client = lastOfList(client, t)
+	case !isDash(client):
+		e.Client = t.clients.of(client)
+	}
+}
+
+// leading returns the address that a word begins with, alone or before a comma, and reports whether it does.
+func (t *texts) leading(word []byte) (addr netip.Addr, ok bool) {
+	if len(word) < 2 || word[0]-'0' > 9 && bytes.IndexByte(word, ':') < 0 {
+		return addr, false
+	}
+	first, _, _ := bytes.Cut(word, []byte(","))
+	addr, err := netip.ParseAddr(t.clients.of(first))
+	return addr, err == nil
+}
+
+// lastOfList returns the last address of a list that is not private: each proxy appends the address that it sees, so private
+// ones at the end are proxies, and the client may have made up those further in front. If all are private, it is the last.
+func lastOfList(list []byte, t *texts) (last string) {
+	for rest, more := list, true; more; {
+		i := bytes.LastIndexAny(rest, ", ")
+		one := rest[i+1:]
 		if more = i >= 0; more {
 			rest = rest[:i]
 		}
@@ -202,12 +224,16 @@ func (e *entry) setClient(client []byte, t *texts) {
 		if err != nil {
 			break // No proxy has written that.
 		}
-		if !addr.IsPrivate() && !addr.IsLoopback() && !addr.IsLinkLocalUnicast() {
-			last = text
-			break
+		if !isPrivate(addr) {
+			return text
 		}
 	}
-	e.Client = last
+	return last
+}
+
+// isPrivate reports whether an address is one of a network that nobody reaches from outside.
+func isPrivate(addr netip.Addr) bool {
+	return addr.IsPrivate() || addr.IsLoopback() || addr.IsLinkLocalUnicast()
 }
 
 // isDash reports whether a field has nothing.

@@ -196,7 +196,7 @@ func (s *source) choose(o Options, t *texts) error {
 	if requests == 0 && len(sample) > 0 {
 		is := unreadFormat(sample)
 		if is != "" || o.Format == Auto {
-			return &FormatError{s.name, is, excerpt(sample[0])}
+			return &FormatError{s.name, is, beginning(sample[0])}
 		}
 	}
 	most := slices.Max(fits)
@@ -228,6 +228,7 @@ func fitting(parsers []parser, lines [][]byte) (fits []int, requests int) {
 
 // sample returns the first lines that are not empty, without reading them.
 func (s *source) sample() (all [][]byte, err error) {
+	s.lines.skipNULs()
 	head, err := s.lines.from.Peek(readAhead)
 	atEnd := errors.Is(err, io.EOF)
 	if err != nil && !atEnd && !errors.Is(err, bufio.ErrBufferFull) {
@@ -270,6 +271,9 @@ var unread = []struct {
 	{regexp.MustCompile(`^\{"log":".*"stream":"std`), `it is the file of Docker's driver json-file, which is not read: docker logs NAME prints its lines`},
 	{regexp.MustCompile(`^\{.*"__REALTIME_TIMESTAMP"`), `it is journald's JSON, which is not read: journalctl -o cat prints the lines`},
 	{regexp.MustCompile(`^\{"time":".*"estimate":\{"input":\d`), `it is the usage log of a gateway of language models, which is replayed under a quota: -format usage`},
+	{regexp.MustCompile(`(?:\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}[\t ]+(?:\x1b\[\d+m)?(?i:debug|info|warn|error)\b|[\t ]handled request[\t ]+\{)`),
+		`it is the console format of Caddy's logger, which is not read: "format json" in the directive log makes lines that are, and of those that are there already they are made by ` +
+			`sed -nE 's|^[^{]*([0-9]{4}/../.. [0-9:.]+)[^{]*handled request[^{]*\{|{"ts":"\1",|p' FILE | shapereplay …`},
 	{regexp.MustCompile(`^\s*\{\s*$`), `its JSON objects take several lines, and each must stand on one: jq -c . FILE makes such lines`},
 	{regexp.MustCompile(` ?\S+:\d+ \[\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d\.\d{3}\] \S+ `), `it is HAProxy's log of connections, which tells no request: with "option httplog" HAProxy writes one line for each`},
 }
@@ -379,6 +383,17 @@ type head struct {
 // rfc3339 is the time that collectors write.
 const rfc3339 = `\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)`
 
+// What the loggers of Go's and Python's standard libraries write, before a name that may follow: package log, with a
+// prefix and the level of log/slog, and logging's attributes in the orders that are usual.
+const (
+	goLog = `^(?:[^\s\d"{][^\s"{]* ?)?\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? (?:\S+\.go:\d+: )?(?:(?:DEBUG|INFO|WARN|ERROR)(?:[+-]\d+)? )?`
+
+	asctime   = `\d{4}-\d\d-\d\d \d\d:\d\d:\d\d`
+	between   = ` (?:[-|:] )?`
+	level     = `(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)`
+	pythonLog = `^\[?` + asctime + `(?:,\d{3})?\]?` + between + `(?:\[?[A-Za-z_][\w.]*\]?` + between + `)??\[?` + level + `\]?(?: in [\w.]+)?`
+)
+
 // heads are the known heads. One that begins like another stands before it.
 var heads = []head{
 	{"syslog, RFC 5424", regexp.MustCompile(
@@ -392,6 +407,12 @@ var heads = []head{
 		`[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:[A-Z]+|[+-]\d\d:?\d*)`, // short-full
 		`\d{9,10}\.\d{6}`, `\[ *\d+\.\d{6}\]` /* short-unix, short-monotonic */}, `|`) + `) ` +
 		`(?:[^\s"]*[^\s":] )?[^\s":\[\]#][^\s":\[\]]*(?:\[[^\]\s]*\])?:(?: +|$)`)}, // the host, and the program with its number
+
+	{"Go's log", regexp.MustCompile(goLog + `[A-Za-z][\w.-]*: `)},
+	{"Go's log", regexp.MustCompile(goLog)},
+	{"Python's logging", regexp.MustCompile(pythonLog + between + `[A-Za-z_][\w.]*: `)},
+	{"Python's logging", regexp.MustCompile(pythonLog + `(?:: ?|` + between + `)`)},
+	{"Python's logging", regexp.MustCompile(`^(?:` + level + `:[\w.]*:|\[?` + asctime + `,\d{3}\]?` + between + `)`)},
 	{"timestamps", regexp.MustCompile(`^` + rfc3339 + `(?: |$)`)}, // docker logs -t, kubectl logs --timestamps
 }
 

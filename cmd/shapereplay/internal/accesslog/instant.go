@@ -44,9 +44,12 @@ func parseTime(text []byte) (instant, bool) {
 const commonTime = "02/Jan/2006:15:04:05"
 
 // parseCommonTime reads the time of the Common Log Format, which HAProxy writes with a
-// fraction and without a zone.
+// fraction and without a zone, and Python's http.server without a zone and with a blank before the hour.
 func parseCommonTime(text []byte) (instant, bool) {
 	plain, layout, leap := string(text), commonTime, time.Duration(0)
+	if date := len("02/Jan/2006"); len(plain) == len(commonTime) && plain[date] == ' ' {
+		plain = plain[:date] + ":" + plain[date+1:]
+	}
 	if strings.Contains(plain, " ") {
 		layout += " -0700"
 	}

@@ -20,6 +20,7 @@ type jsonLines struct {
 
 	times                                   []timePlace
 	method, uri, host, client, status, took []int
+	lines                                   []int         // what may have the first line of a request
 	unit                                    time.Duration // of durations that are numbers
 	header                                  [][]int       // of the header fields that are wanted
 }
@@ -51,6 +52,7 @@ func newJSONLines(o Options, format jsonFormat, t *texts) *jsonLines {
 	for part, to := range map[string]*[]int{"method": &j.method, "uri": &j.uri, "host": &j.host, "client": &j.client, "status": &j.status, "duration": &j.took} {
 		*to = j.fields.places(format.flat, named(part)...)
 	}
+	j.lines = j.fields.places(format.flat, format.names["line"]...)
 	j.unit = units[strings.Join(named("unit"), "")]
 	for _, name := range o.Header {
 		j.header = append(j.header, j.headerPlaces(o, format, http.CanonicalHeaderKey(name)))
@@ -108,19 +110,22 @@ func (j *jsonLines) parse(line []byte, e *entry) Reason {
 
 // setRequest takes the method, the host, the path and the client.
 func (j *jsonLines) setRequest(e *entry) Reason {
-	uri, method := j.fields.find(j.uri), j.fields.find(j.method)
-	switch text := j.fields.text(uri); {
-	case bytes.IndexByte(text, ' ') > 0 && text[0] != '/':
-		if !e.setRequestLine(text, j.texts) {
-			return NoRequest
+	uri := j.fields.find(j.uri)
+	switch {
+	case e.setLine(j.fields.text(uri), j.texts):
+	case e.setMethod(j.fields.quoted(j.fields.find(j.method)), j.texts) && e.setURI(j.fields.text(uri), j.texts):
+	case slices.ContainsFunc(j.lines, func(place int) bool { return e.setLine(j.fields.quoted(j.fields.values[place]), j.texts) }):
+		// The method stands in the line, beside a field for the path, which counts if it is one.
+		if beside := *e; beside.setURI(j.fields.text(uri), j.texts) {
+			e.Host, e.Path = beside.Host, beside.Path
 		}
-	case !e.setMethod(j.fields.quoted(method), j.texts) || !e.setURI(j.fields.text(uri), j.texts):
+	default:
 		return NoRequest
 	}
 	if host := j.fields.quoted(j.fields.find(j.host)); len(host) > 0 && !isDash(host) {
 		e.Host = j.texts.hosts.of(host)
 	}
-	if client := j.fields.quoted(j.fields.find(j.client)); len(client) > 0 {
+	if client := j.fields.joined(j.fields.find(j.client)); len(client) > 0 {
 		e.setClient(client, j.texts)
 	}
 	return ""
@@ -333,6 +338,25 @@ func (f *fields) quoted(value []byte) []byte {
 	return v.GetStringBytes()
 }
 
+// joined returns what a text says, or the texts of a list with commas between them. It is good until the next call.
+func (f *fields) joined(value []byte) (all []byte) {
+	if len(value) == 0 || value[0] != '[' {
+		return f.quoted(value)
+	}
+	for at := skipBlanks(value, 1); value[at] != ']'; {
+		end := f.value(value, at, nil, 1)
+		if text := f.quoted(value[at:end]); len(all) == 0 {
+			all = append(all, text...)
+		} else {
+			all = append(append(all, ','), text...)
+		}
+		if at = skipBlanks(value, end); value[at] == ',' {
+			at = skipBlanks(value, at+1)
+		}
+	}
+	return all
+}
+
 // endOfQuoted returns where the text ends whose quote stands somewhere in a text, or -1.
 func endOfQuoted(text []byte, from int) int {
 	for i := from + 1; i < len(text); i++ {
@@ -384,7 +408,7 @@ func (f *fields) places(flat bool, names ...string) (places []int) {
 	return places
 }
 
-// A jsonFormat has the names of the fields that have the parts of a request, as [Fields] calls these.
+// A jsonFormat has the names of the fields that have the parts of a request, as [Fields] calls these. A line is the first of a request.
 // Dots lead into objects. A time is that of the end if nothing else is said. Header fields are called Some-Name here.
 type jsonFormat struct {
 	names map[string][]string
@@ -413,6 +437,7 @@ var traefikFormat = jsonFormat{names: map[string][]string{
 	"host":     {"RequestHost", "RequestAddr"},
 	"client":   {"ClientHost", "ClientAddr"},
 	"status":   {"DownstreamStatus", "OriginStatus"},
+	"line":     {"RequestLine"},
 	"duration": {"Duration"},
 	"unit":     {"ns"},
 	"header":   {"request_Some-Name"},
@@ -427,6 +452,7 @@ var usualFormat = jsonFormat{flat: true, names: map[string][]string{
 		"uri", "request_uri", "path", "url", "url.original", "url.path", "request.uri", "request.url", "req.url",
 		"request_path", "request",
 	},
+	"line": {"request", "request_line"},
 	"host": {"host", "http_host", "server_name", "url.domain", "request.host", "req.headers.host", "vhost"},
 	"client": {
 		"client_ip", "clientip", "remote_addr", "remote_ip", "client", "ip", "client.ip", "source.ip",

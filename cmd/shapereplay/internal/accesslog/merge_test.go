@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -138,7 +139,7 @@ func TestAFileGivenTwiceDoesNotCountTwice(t *testing.T) {
 }
 
 // FuzzFormats reads what looks like the samples as each of the formats, line by line and
-// whole. Every line must become a request that could be one, or be counted as broken.
+// whole. Every line must become a request that could be one, or be counted as broken, also behind NULs.
 func FuzzFormats(f *testing.F) {
 	var all []accesslog.Options
 	for _, name := range slices.Sorted(maps.Keys(samples)) {
@@ -146,6 +147,7 @@ func FuzzFormats(f *testing.F) {
 		require.NoError(f, err)
 		for line := range strings.Lines(string(text)) {
 			f.Add(uint8(len(all)), line)
+			f.Add(uint8(len(all)), collected[len(line)%len(collected)].head+line)
 		}
 		f.Add(uint8(len(all)), string(text))
 		all = append(all, samples[name])
@@ -163,7 +165,11 @@ func FuzzFormats(f *testing.F) {
 				accesslog.ALB, accesslog.ELB, accesslog.CloudFront, accesslog.Envoy, accesslog.W3C,
 			}[which%10]
 		}
-		readAnything(t, o, text)
+		stats := readAnything(t, o, text)
+		if behind := readAnything(t, o, "\x00\x00"+text); stats.Lines > 0 {
+			behind.NULs = stats.NULs
+			require.Equal(t, stats, behind)
+		}
 	})
 }
 
@@ -181,14 +187,14 @@ func FuzzPattern(f *testing.F) {
 }
 
 // readAnything reads a text, and checks what comes of it.
-func readAnything(t *testing.T, o accesslog.Options, text string) {
+func readAnything(t *testing.T, o accesslog.Options, text string) (stats accesslog.Stats) {
 	o.Header = []string{"User-Agent", "X-Tenant"}
 	o.Stdin = strings.NewReader(text)
 	r, err := accesslog.Open(o, "-")
 	if err != nil {
 		_, ok := errors.AsType[*accesslog.FormatError](err)
 		require.True(t, ok, err)
-		return
+		return stats
 	}
 	var last accesslog.Record
 	records := 0
@@ -203,7 +209,7 @@ func readAnything(t *testing.T, o accesslog.Options, text string) {
 		require.False(t, record.At.Before(last.At))
 		last = record
 	}
-	stats := r.Stats()
+	stats = r.Stats()
 	broken := 0
 	for _, n := range stats.Broken {
 		broken += n
@@ -215,6 +221,7 @@ func readAnything(t *testing.T, o accesslog.Options, text string) {
 		require.LessOrEqual(t, len([]rune(b.Excerpt)), 120)
 		require.Positive(t, b.Line)
 	}
+	return stats
 }
 
 func requireSane(t *testing.T, r accesslog.Record) {
@@ -227,6 +234,9 @@ func requireSane(t *testing.T, r accesslog.Record) {
 	require.True(t, 0 <= r.Status && r.Status <= 999, r.Status)
 	require.GreaterOrEqual(t, r.Duration, time.Duration(0))
 	require.Len(t, r.Header, 2)
+	name := accesslog.ShortName(r.Client)
+	require.LessOrEqual(t, len(strconv.Quote(name)), 2*72+2, "quotes and backslashes take two bytes each")
+	require.True(t, name == r.Client || strings.Contains(name, "…"))
 }
 
 // BenchmarkReader reads lines like the first of a sample: 12 a second, of 10,000 clients.

@@ -448,17 +448,30 @@ func (p *pattern) setStamp(text []byte, e *entry) Reason {
 
 // setWho takes the client from what stands before the time: the address, or the virtual
 // host and the address, then the user's names by identd and by password. Names may have
-// blanks. The second field is the address if it is one, as no identd gives that.
+// blanks. The second field is the address if it is one, as no identd gives that. If both are, one of them is the
+// server's, as a virtual host or behind the client, or they are a list.
 func (p *pattern) setWho(who []byte, e *entry) {
 	first, rest := cutList(who)
-	second, _ := cutList(rest)
-	if len(second) > 1 && (second[0]-'0' <= 9 || bytes.IndexByte(second, ':') >= 0) {
-		leading, _, _ := bytes.Cut(second, []byte(","))
-		if _, err := netip.ParseAddr(p.texts.clients.of(leading)); err == nil {
-			e.Host = p.texts.hosts.of(first)
-			e.setClient(second, p.texts)
-			return
-		}
+	next, rest := cutList(rest)
+	addr, more := p.texts.leading(next)
+	if _, isAddress := p.texts.leading(first); more && !isAddress {
+		e.Host = p.texts.hosts.of(first)
+		first = next
+		next, rest = cutList(rest)
+		addr, more = p.texts.leading(next)
 	}
 	e.setClient(first, p.texts)
+	for ; more; addr, more = p.texts.leading(next) {
+		e.pair = true
+		if last, err := netip.ParseAddr(lastOfList(next, p.texts)); err == nil {
+			addr = last
+		}
+		if so, err := netip.ParseAddr(e.Client); err != nil || isPrivate(so) || !isPrivate(addr) {
+			e.Client = addr.String()
+			if e.Host == "" {
+				e.Host = p.texts.hosts.of(first)
+			}
+		}
+		next, rest = cutList(rest)
+	}
 }

@@ -16,9 +16,14 @@
 //
 // Collectors of logs write a head before each line: syslog (RFC 3164 and 5424), journald,
 // docker compose, Kubernetes (CRI), kubectl logs --prefix, and the times of docker logs -t
-// and kubectl logs --timestamps. If most of the first lines of a file have one, or several
+// and kubectl logs --timestamps. Loggers of programs do, too: Go's log and Python's logging. If most of the first lines of a file have one, or several
 // after each other, with a request behind it, it is skipped in all lines of the file, and
 // [Stats.Heads] says which it was. A line without it is broken.
+//
+// # NULs
+//
+// NULs before a line, of which a rotation by copying and truncating may leave gigabytes at the head of a
+// log, are skipped without holding them. [Stats.NULs] says how many they were.
 //
 // # When a request arrived
 //
@@ -63,11 +68,8 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
-	"unicode"
-	"unicode/utf8"
 )
 
 // A Reader returns the requests of logs in the order of their arrival. [Open] makes one;
@@ -116,7 +118,7 @@ func (r *Reader) open(names []string) error {
 	known := true
 	var infos []os.FileInfo
 	for _, name := range names {
-		s, info, err := openSource(name, r.o.Stdin, &r.read)
+		s, info, err := openSource(name, r.o.Stdin, &r.read, &r.stats.NULs)
 		if err != nil {
 			return err
 		}
@@ -323,12 +325,14 @@ type Broken struct {
 
 // Stats are the counts of a [Reader] so far.
 type Stats struct {
-	Lines    int // without empty ones
-	Records  int // requests, returned or still being sorted
-	Coarse   int // requests among them whose time is told in whole seconds
-	Undated  int // requests among them that are dated by their end, as the log does not tell the duration
-	Lists    int // requests among them whose client is told by a list of addresses
-	Redacted int // values of wanted header fields that the server has replaced by "REDACTED"; they count as not told
+	Lines    int   // without empty ones
+	Records  int   // requests, returned or still being sorted
+	Coarse   int   // requests among them whose time is told in whole seconds
+	Undated  int   // requests among them that are dated by their end, as the log does not tell the duration
+	Lists    int   // requests among them whose client is told by a list of addresses
+	Pairs    int   // requests among them whose lines begin with several addresses, none of which is said to be the client
+	NULs     int64 // bytes before lines that are skipped, as a rotation by copying and truncating leaves them
+	Redacted int   // values of wanted header fields that the server has replaced by "REDACTED"; they count as not told
 
 	Heads    map[string]int // requests whose lines have heads of collectors, by what these are
 	Broken   map[Reason]int
@@ -341,6 +345,9 @@ func (s *Stats) count(e *entry) {
 	s.Redacted += e.redacted
 	if e.list {
 		s.Lists++
+	}
+	if e.pair {
+		s.Pairs++
 	}
 	if e.stamp.coarse {
 		s.Coarse++
@@ -355,34 +362,7 @@ func (s *Stats) add(b Broken, line []byte) {
 	const kept = 3
 	s.Broken[b.Reason]++
 	if s.Broken[b.Reason] <= kept {
-		b.Excerpt = excerpt(line)
+		b.Excerpt = beginning(line)
 		s.Examples = append(s.Examples, b)
 	}
-}
-
-const (
-	excerptWidth = 120 // characters
-	excerptBytes = excerptWidth * utf8.UTFMax
-)
-
-// excerpt returns the beginning of a line as it may be shown on a terminal: a client
-// writes part of the log, so it may try to write to the terminal of whoever reads it.
-func excerpt(line []byte) string {
-	var b strings.Builder
-	for width := 0; len(line) > 0; {
-		r, size := utf8.DecodeRune(line)
-		shown := string(r)
-		switch {
-		case r == utf8.RuneError && size == 1:
-			shown = fmt.Sprintf(`\x%02x`, line[0])
-		case !unicode.IsPrint(r):
-			shown = strings.Trim(fmt.Sprintf("%+q", r), "'")
-		}
-		if width += utf8.RuneCountInString(shown); width > excerptWidth-1 {
-			return b.String() + "…"
-		}
-		b.WriteString(shown)
-		line = line[size:]
-	}
-	return b.String()
 }

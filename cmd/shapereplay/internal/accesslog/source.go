@@ -25,14 +25,32 @@ const (
 type lines struct {
 	from *bufio.Reader
 	long []byte // a line that does not fit into the buffer of from
+	nuls *int64 // counts those that are skipped
 }
 
-func newLines(r io.Reader) *lines { return &lines{from: bufio.NewReaderSize(r, readAhead)} }
+func newLines(r io.Reader, nuls *int64) *lines {
+	return &lines{from: bufio.NewReaderSize(r, readAhead), nuls: nuls}
+}
+
+// skipNULs skips the NULs before a line. When a log is copied and truncated, and its writer does not append,
+// the next line goes to where the writer was, and all that is before it reads as NULs: as many bytes as the log had. So
+// they are never held. An error comes again with the next reading.
+func (l *lines) skipNULs() {
+	for {
+		if next, err := l.from.Peek(1); err != nil || next[0] != 0 {
+			return
+		}
+		read, _ := l.from.Peek(l.from.Buffered())
+		n, _ := l.from.Discard(len(read) - len(bytes.TrimLeft(read, "\x00")))
+		*l.nuls += int64(n)
+	}
+}
 
 // next returns the next line without its end. It is good until the next call, and may be
 // changed. A line that is too long is returned in part. The last line may lack its end.
 // The error is [io.EOF] after it.
 func (l *lines) next() (line []byte, tooLong bool, err error) {
+	l.skipNULs()
 	line, err = l.from.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
 		l.long = l.long[:0]
@@ -73,9 +91,9 @@ type source struct {
 
 const longestMagic = 6 // bytes that tell how a file is compressed
 
-// openSource opens a file, counts in read the bytes read of it, and recognises how it is
+// openSource opens a file, counts in read the bytes read of it and in nuls those that are skipped, and recognises how it is
 // compressed. It returns the system's description of the file, nil if there is none.
-func openSource(name string, stdin io.Reader, read *atomic.Int64) (s *source, info os.FileInfo, err error) {
+func openSource(name string, stdin io.Reader, read *atomic.Int64, nuls *int64) (s *source, info os.FileInfo, err error) {
 	s = &source{name: name, close: func() error { return nil }}
 	from := stdin
 	if name != "-" {
@@ -101,7 +119,7 @@ func openSource(name string, stdin io.Reader, read *atomic.Int64) (s *source, in
 	if err != nil {
 		return nil, nil, errors.Join(s.failed(err), s.close())
 	}
-	s.lines = newLines(from)
+	s.lines = newLines(from, nuls)
 	return s, info, nil
 }
 
@@ -188,7 +206,7 @@ func (s *source) next(e *entry, st *Stats, usable func(*entry) Reason) error {
 		if len(line) == 0 {
 			continue
 		}
-		s.begins = append(s.begins[:0], line[:min(len(line), excerptBytes)]...)
+		s.begins = append(s.begins[:0], line[:min(len(line), beginningBytes)]...)
 		*e = entry{}
 		if reason == "" {
 			reason = s.parser.parse(line, e)

@@ -24,7 +24,7 @@ type Maker struct {
 	onlyClient bool // the only part is client_ip, as in most replays
 
 	requests, strangers int    // all, and all with a client that is no address
-	stranger            string // the first such client
+	stranger            string // the first such client, cut
 
 	values []string // of the parts, while a key is made
 	from   client   // of the request whose key is made
@@ -132,7 +132,7 @@ func (m *Maker) Of(r *accesslog.Record) (key, address string) {
 	address = m.from.address
 	if m.requests++; address == "" && r.Client != "" {
 		m.strangers++
-		m.stranger = cmp.Or(m.stranger, r.Client)
+		m.stranger = cmp.Or(m.stranger, accesslog.ShortName(r.Client))
 	}
 	if m.onlyClient {
 		return m.from.key, address
@@ -152,7 +152,7 @@ func (m *Maker) Untold() (names []string) {
 }
 
 // Strangers returns how many of the requests so far had a client that is no address, and the
-// first such client.
+// first such client, cut as [accesslog.ShortName] does.
 func (m *Maker) Strangers() (n int, first string) { return m.strangers, m.stranger }
 
 // StrangersAreMost reports whether most of the requests so far had a client that is no address, and

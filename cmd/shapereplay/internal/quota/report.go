@@ -53,6 +53,7 @@ func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 	known := map[string]bool{}
 	for _, t := range r.Teams {
 		known[t.Team] = true
+		t.Team = accesslog.ShortName(t.Team)
 	}
 	for _, team := range slices.Sorted(maps.Keys(r.Setup.Weights)) {
 		if d.From != nil && !known[team] {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/find"
 	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 )
@@ -54,7 +55,7 @@ type Rule struct {
 
 // A Key is a key, and the fate of its requests.
 type Key struct {
-	Key  string `json:"key"`
+	Key  string `json:"key"` // cut as [accesslog.ShortName] does
 	Rule string `json:"rule"`
 	simulate.Count
 }
@@ -101,7 +102,7 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 func keysOf(all []*simulate.Key) []Key {
 	shown := []Key{}
 	for _, k := range all {
-		shown = append(shown, Key{k.Key, k.Rule.Key, k.Count})
+		shown = append(shown, Key{accesslog.ShortName(k.Key), k.Rule.Key, k.Count})
 	}
 	return shown
 }
@@ -165,7 +166,7 @@ func (d *Document) noteInFlight(rule string, n int) {
 func ruleName(key string) string { return cmp.Or(key, "(default)") }
 
 // Count returns a number with its noun, in the plural unless the number is 1.
-func Count(n int, noun string) string {
+func Count[N int | int64](n N, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}

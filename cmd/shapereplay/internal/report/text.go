@@ -244,11 +244,18 @@ func (d *Document) SetLog(s accesslog.Stats, spread bool) {
 	slices.SortFunc(d.Log.Reasons, func(a, b Reason) int {
 		return cmp.Or(cmp.Compare(b.Lines, a.Lines), cmp.Compare(a.Reason, b.Reason))
 	})
+	if s.NULs > 0 {
+		d.Note("%s before the lines are skipped, as a rotation that copies a log and truncates it leaves them at its head", Count(s.NULs, "NUL byte"))
+	}
 	for _, heads := range slices.Sorted(maps.Keys(s.Heads)) {
 		d.Note("the lines of %s have a head of a collector before them, which is skipped: %s", Count(s.Heads[heads], "request"), heads)
 	}
 	if s.Lists > 0 {
 		d.Note("the log tells a list of addresses for %s, as of X-Forwarded-For: the client is taken to be the last that is not private", Count(s.Lists, "request"))
+	}
+	if s.Pairs > 0 {
+		d.Note("the lines of %s begin with two addresses or more, as of the client and the server: the client is taken to be the last that is not private. "+
+			`If it is another one, say which: -format '$remote_addr $- $- $- [$time_local] "$request" $status'`, Count(s.Pairs, "request"))
 	}
 	switch {
 	case s.Coarse > 0 && spread:
