@@ -51,6 +51,8 @@ type rare struct {
 	excess *big.Rat
 
 	reservations // see reserve.go
+
+	level level // of the flow; nil: it has none
 }
 
 func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }

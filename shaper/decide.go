@@ -63,8 +63,8 @@ const (
 	refusedEvent                     // it is refused
 	enqueuedEvent                    // it waits; from this one on, announce is called even if there are no hooks
 	verdictEvent                     // a dry run lets it through
-	abandonedEvent                   // its context ended while it waited, or the Bucket was asked
-	askEvent                         // the Bucket is to be asked for a decision; see ask
+	abandonedEvent                   // its context ended while it waited, or its level was asked
+	askEvent                         // the level is to be asked for a decision; see level.ask
 )
 
 // errUseAcquire is for calls that would not say when they end.
@@ -101,16 +101,21 @@ func (r *request) untilDeadline(now int64) time.Duration {
 }
 
 // decideLocked decides upon a request of cost n > 0 that has found its flow:
-// it leaves at once, is refused, or enters the line; or the [Bucket] is to be asked. The caller
+// it leaves at once, is refused, or enters the line; or its level is to be asked. The caller
 // unlocks, and if there are hooks, or for any event from enqueuedEvent on, it then calls ask if
-// the Bucket is to be asked, and announce.
+// the level is to be asked, and announce.
 func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	r.entered = now
 	switch {
 	case r.needsRelease(d, f):
 		return decision{err: errUseAcquire}
-	case d.mode != modePlain:
-		return d.decideByModeLocked(f, now, r)
+	case !d.plain:
+		if lv := f.level(); lv != nil {
+			return d.decideByLevelLocked(lv, f, now, r)
+		}
+		if d.isDryRun() {
+			return d.shadowLocked(f, now, r)
+		}
 	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.bucket.tooCostly(r.cost):
 		// Only the level or a hold can keep it. Most requests leave here, and are spared the rest.
 		switch wait := f.bucket.wait(now, 0, r.cost); {
@@ -123,18 +128,35 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	return d.admitLocked(f, now, r, d.judgeLocked(f, now, r))
 }
 
-// decideByModeLocked is decideLocked for a dispatcher that is not plain. Plain ones
-// never get here, so they do not pay for telling the modes apart.
-func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision {
-	if d.isDryRun() {
-		return d.shadowLocked(f, now, r)
+// decideByLevelLocked is decideLocked for a flow with a level.
+func (d *dispatcher) decideByLevelLocked(lv level, f *flow, now int64, r *request) decision {
+	answer, why := lv.decide(now, r.cost, r.deadline, r.kind)
+	switch answer {
+	case passes:
+		dec := d.passLocked(f, now, r)
+		lv.passed(r.cost)
+		return dec
+	case refuses:
+		return d.refuseLocked(f, now, r, why)
+	case isFull:
+		return d.refuseFullLocked(f, now, r, why.retryAfter)
+	case mustAsk:
+		return decision{event: askEvent}
 	}
-	if sf := d.shared.flowOf(f); sf != nil {
-		if dec, handled := sf.decideLocked(now, r); handled {
-			return dec
-		}
+	j := d.judgeLocked(f, now, r)
+	if answer == estimates {
+		j.wait = max(j.wait, 1)
 	}
-	return d.admitLocked(f, now, r, d.judgeLocked(f, now, r))
+	return d.admitLocked(f, now, r, j)
+}
+
+// refuseFullLocked refuses a request as its level is too high, for a time after at least.
+func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time.Duration) decision {
+	why := rejection{reason: refusedFull, retryAfter: after, also: withoutLine}
+	if d.mode&modeBlock != 0 {
+		why = d.blocks.judge(f, now, why)
+	}
+	return d.admitLocked(f, now, r, judgement{refusal: why})
 }
 
 // admitLocked refuses a request, lets it leave at once, or puts it into the line, as it was
@@ -210,6 +232,9 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	w := d.waiters.takeFor(r, now, !d.isDryRun(), &d.mu)
 	if r.arrival != nil {
 		r.reservesInLine(d, f, w)
+	}
+	if lv := f.level(); lv != nil && r.kind != reentry {
+		lv.enters(now, r.cost)
 	}
 	head := ln.head
 	if ln.enter(w, r); ln.head != head {
@@ -433,7 +458,7 @@ type view struct {
 	seatTime   int64 // as in cold
 	waiting    int32
 	seatsTaken int32
-	placeless  int32 // how many of those that wait have no place, as it counts for this newcomer; see placelessLocked
+	placeless  int32 // how many of those that wait have no place, as it counts for this newcomer; see level
 	roomPlace  int32 // of the request with whose departure there is room for a newcomer; 0: there is some, or none ever, or findRoom was not called
 	roomLeaves int64 // when that request leaves, as linePlace.leaves
 }
@@ -457,8 +482,8 @@ func (f *flow) view() view {
 // viewFor returns the view of a flow for a newcomer, without room.
 func (f *flow) viewFor(d *dispatcher, now int64, r *request) view {
 	v := f.view()
-	if sf := d.shared.flowOf(f); sf != nil {
-		v.placeless = sf.placelessLocked(now, r.cost)
+	if lv := f.level(); lv != nil {
+		v.placeless = lv.placeless(now, r.cost)
 	}
 	return v
 }

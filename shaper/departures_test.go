@@ -51,7 +51,7 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 				}
 			}
 			if ln.head != nil {
-				ln.slot = f.headMayLeave(nil)
+				ln.slot = f.headMayLeave()
 			}
 			heap.update(ln)
 			requireHeap(t, heap, flows)
@@ -69,9 +69,9 @@ func requireHeap(t *testing.T, heap departures, flows []*flow) {
 			continue
 		}
 		waiting++
-		least = min(least, f.headMayLeave(nil))
+		least = min(least, f.headMayLeave())
 		require.True(t, heap[f.line.index] == f.line)
-		require.Equal(t, f.headMayLeave(nil), f.line.slot)
+		require.Equal(t, f.headMayLeave(), f.line.slot)
 	}
 	require.Len(t, heap, waiting)
 	if waiting > 0 {

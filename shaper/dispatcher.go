@@ -27,6 +27,7 @@ type dispatcher struct {
 	origin
 	hasHooks bool // there are hooks in trace
 	keyed    bool // it belongs to a Group, whose flows come and go
+	plain    bool // nothing is attached that decides upon newcomers
 	mode     mode
 	capped   bool // of a Shaper: there is a cap
 
@@ -72,40 +73,40 @@ type mode uint8
 const (
 	modePlain  mode = 0
 	modeDryRun mode = 1 << (iota - 1) // WithDryRun is set: no request waits, and the lines are shadows
-	modeShared                        // WithBucket or WithBuckets is set: levels are leased; see lease
 	modeBlock                         // WithBlock is set
 	modeFair                          // WithFairQueue is set: the line has an order, and requests have keys
 )
 
 // modeStates has the fields of dispatchers with some mode.
 type modeStates struct {
-	shared *sharedLevels // nil: the levels are the flows' own
-	blocks *blocks       // nil: WithBlock is not set
-	fair   *fairQueue    // nil: WithFairQueue is not set
+	levels levels     // nil: the levels are the flows' own
+	blocks *blocks    // nil: WithBlock is not set
+	fair   *fairQueue // nil: WithFairQueue is not set
 }
 
 // plainStates serves all dispatchers without such a mode. It is only read.
 var plainStates modeStates
 
-// flowOf returns the sharedFlow of a flow; nil if it has none, as its level is not shared or its rate
-// is rate.Inf. s is nil if the dispatcher has no [Bucket].
-func (s *sharedLevels) flowOf(f *flow) *sharedFlow {
-	if sf := s.flowEvenAtInf(f); sf != nil && !sf.Off {
-		return sf
-	}
-	return nil
-}
-
-// flowEvenAtInf returns the sharedFlow of a flow, also while its rate is rate.Inf.
-func (s *sharedLevels) flowEvenAtInf(f *flow) *sharedFlow {
-	if s == nil {
-		return nil
-	}
-	return s.flows[f]
+// levels has the state that the levels of a dispatcher have in common: shared_levels.go.
+type levels interface {
+	add(f *flow, key bucketKey)        // gives a flow a level, unless it has one
+	forget(f *flow)                    // the flow is deleted
+	bucketKeyOf(name string) bucketKey // the lock is not held
+	plan(p *plan)                      // prepares a plan that is to be put in force; the lock is not held
+	changes()                          // other limits are about to be put in force
+	stats() BucketStats                // of all flows together
+	close()                            // after the lines have been emptied; the lock is not held
 }
 
 // isDryRun reports whether [WithDryRun] is set.
 func (d *dispatcher) isDryRun() bool { return d.mode&modeDryRun != 0 }
+
+// changesLocked is called before other limits are put in force.
+func (d *dispatcher) changesLocked() {
+	if d.levels != nil {
+		d.levels.changes()
+	}
+}
 
 // prepare makes the dispatcher ready for use, with a ticker that may serve others already.
 func (d *dispatcher) prepare(o options, t *ticker) {
@@ -115,12 +116,13 @@ func (d *dispatcher) prepare(o options, t *ticker) {
 	d.waiters.most = maxSpares
 	t.serve(d, o.coarse)
 	if o.shared.asked || o.block > 0 || o.fair != nil {
-		d.modeStates = &modeStates{shared: newSharedLevels(d, o.shared), fair: o.fair}
+		d.modeStates = &modeStates{levels: o.shared.newLevels(d), fair: o.fair}
 	}
 	if o.block > 0 {
 		d.mode |= modeBlock
 		d.blocks = &blocks{span: o.block, until: make(map[*flow]int64)}
 	}
+	d.plain = d.mode == modePlain && d.levels == nil
 }
 
 // maxClock keeps instants far from overflow. No process lives for 280 years.
@@ -193,7 +195,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
-		if sf := d.shared.flowOf(ln.flow); sf == nil {
+		if lv := ln.flow.level(); lv == nil {
 			d.measureSpacingLocked(ln, at, w.cost)
 			missed := b.coldOrNone().missed
 			ln.since, _ = b.release(ln.since, at, w.cost)
@@ -203,8 +205,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			if w.reservation != 0 {
 				b.rare.reservations.leaves(d, ln, w, at)
 			}
-		} else if !sf.leavesLocked(w, at) {
-			sf.losePatienceLocked(at)
+		} else if !lv.leave(w, at) {
 			d.rearm = true
 			d.updateDepartureLocked(ln.flow)
 			continue
@@ -238,15 +239,15 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 // updateDepartureLocked moves the line of a flow to its place among the departures. In a
 // [Group] it drops a line that is not needed any more.
 func (d *dispatcher) updateDepartureLocked(f *flow) {
-	ln, sf := f.line, d.shared.flowOf(f)
+	ln := f.line
 	if ln != nil {
 		if ln.head != nil {
-			ln.slot = f.nextInLine(sf)
+			ln.slot = f.nextInLine()
 		}
 		d.due.update(ln)
 	}
-	if sf != nil {
-		sf.pump.kickLocked(d.clock) // Without a line, too: units that a request has given back may be given back to the Bucket.
+	if lv := f.level(); lv != nil {
+		lv.moved(d.clock) // Without a line, too: what a request has given back may be of use elsewhere.
 	}
 	if ln == nil {
 		return
@@ -317,8 +318,8 @@ func (o origin) timeOf(ns int64) time.Time { return o.epoch.Add(time.Duration(ns
 
 // changeLocked puts other limits in force for a flow.
 func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
-	if d.mode&modeShared != 0 && d.shared.flows[f] != nil {
-		d.shared.flows[f].changeLocked(to)
+	if lv := f.level(); lv != nil {
+		lv.change(to)
 		if to.interval.IsZero() {
 			d.blocks.lift(f)
 		}

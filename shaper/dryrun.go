@@ -62,8 +62,8 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
 	p.uncapped = d.isDryRun()
-	if d.mode&modeShared != 0 {
-		d.shared.rateOf(p, 0) // That takes long, so it is done before the lock is needed for it.
+	if d.levels != nil {
+		d.levels.plan(p)
 	}
 	return p
 }

@@ -76,7 +76,7 @@ func AuditRefusalsInto(s *Shaper, compared *atomic.Int64) {
 			return
 		}
 		s.flow.bucket.idleUntil(now) // As lockFlow does.
-		due := s.waiting > 0 && s.flow.headMayLeave(s.shared.flowOf(&s.flow)) <= now
+		due := s.waiting > 0 && s.flow.headMayLeave() <= now
 		want := s.judgeLocked(&s.flow, now, &r).refusal
 		if due || s.recorded || now < s.clock || want != why || int(p.waiting) != s.flow.waiting() {
 			panic(fmt.Sprintf("refused without the lock at %d: %+v; with it, the clock at %d: %+v, a slot is due: %v, recorded: %v",

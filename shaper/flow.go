@@ -24,6 +24,82 @@ type flow struct {
 	entered  int64 // when the latest call that was counted came; -1: there was none
 }
 
+// A level says when the requests of a flow may leave, in the place of the flow's own bucket. Then that
+// is an estimate, by which waits are predicted as always. A flow of a plain Shaper has none.
+//
+// The only level is one that processes share in a [Bucket] (shared_flow.go). The dispatcher's lock is held
+// when its methods are called, unless they say otherwise.
+type level interface {
+	// decide decides upon a request that comes now, as far as the level can tell. Its kind is kind.
+	decide(now, cost, deadline int64, kind entryKind) (levelAnswer, rejection)
+	// ask is called without the lock for a request about which decide has answered mustAsk. It returns
+	// the decision, and calls note with it, under the lock.
+	ask(r *request, note func(now int64, dec decision)) decision
+	// forecast returns why a newcomer of that cost would be refused now, if it is not the line or the
+	// limits that refuse it.
+	forecast(now, cost int64) rejection
+	// placeless returns how many of those that wait take no place of [Limits.Depth], as it counts for a
+	// newcomer of that cost.
+	placeless(now, cost int64) int32
+
+	enters(now, cost int64) // a newcomer is about to enter the line
+	passed(cost int64)      // a request has left as it came, as decide has answered passes
+
+	// mayLeave returns the instant from which on the head of the line may leave, if it has a seat by then;
+	// forever if that is unknown.
+	mayLeave(head *waiter) int64
+	// nextBound returns the instant at which a request is refused next because it has waited too long;
+	// forever: none is.
+	nextBound() int64
+	// leave lets the head of the line leave. If it may not, it refuses those that have waited too long, and
+	// returns false.
+	leave(head *waiter, now int64) (left bool)
+	// waitedTooLong returns why leave has refused a request at an instant.
+	waitedTooLong(at int64) rejection
+	// giveBack undoes the departure of a request from the line, if no other has followed.
+	giveBack(w *waiter)
+	// moved is told that the line, its seats or the level have changed.
+	moved(now int64)
+
+	change(to *plan) // other limits are put in force
+	given() *plan    // the plan as it was given to the flow; its bucket may have another one
+
+	busy(now int64) bool       // it is in use, so the flow must stay
+	refusesAll(now int64) bool // a newcomer is refused whatever the line and the limits are
+	stats() BucketStats
+}
+
+// A levelAnswer is the decision of a level upon a request.
+type levelAnswer uint8
+
+const (
+	judges    levelAnswer = iota // the flow's own bucket decides
+	estimates                    // it predicts, but the request can't leave before the level lets it
+	passes                       // the request leaves now
+	refuses                      // it is refused
+	isFull                       // it is refused as the level is too high, so that newcomers may be kept out for longer
+	mustAsk                      // ask decides
+)
+
+// level returns the level of a flow; nil: it has none, and its own bucket decides.
+func (f *flow) level() level {
+	if r := f.bucket.coldOrNone().rare; r != nil {
+		return r.level
+	}
+	return nil
+}
+
+// setLevel sets the level of a flow.
+func (f *flow) setLevel(lv level) { f.bucket.rareOrNew().level = lv }
+
+// givenPlan returns the plan that was given to the flow.
+func (f *flow) givenPlan() *plan {
+	if lv := f.level(); lv != nil {
+		return lv.given()
+	}
+	return f.bucket.plan
+}
+
 // A line is the queue of a flow, with the fields that a flow needs only while a request waits or has
 // a seat.
 type line struct {
@@ -68,28 +144,30 @@ func (f *flow) ahead() int64 { return f.lineOrNone().cost.total() }
 func (f *flow) seatsTaken() int { return int(f.lineOrNone().seatsTaken) }
 
 // nextInLine returns the instant at which something is to happen in the line, in which a request
-// waits. sf is the flow's, if its level is shared; nil: it is not.
-func (f *flow) nextInLine(sf *sharedFlow) int64 {
-	at := f.headMayLeave(sf)
-	if sf != nil {
-		at = min(at, sf.nextPatienceEndsLocked())
+// waits.
+func (f *flow) nextInLine() int64 {
+	at := f.headMayLeave()
+	if lv := f.level(); lv != nil {
+		at = min(at, lv.nextBound())
 	}
 	return at
 }
 
 // headMayLeave returns the instant from which on the head of the line may leave; forever if that is
 // unknown: whatever ends that then calls markDirtyLocked. Every reason that keeps a head from
-// leaving is asked for here: the cap (inflight.go), by bucket.slot its slot and a hold (hold.go),
-// and for a shared level the units that are leased (shared_flow.go).
-func (f *flow) headMayLeave(sf *sharedFlow) int64 {
-	switch {
-	case !f.hasSeat():
+// leaving is asked for here: the cap, by bucket.slot its slot and a hold, and a level.
+func (f *flow) headMayLeave() int64 {
+	if !f.hasSeat() {
 		return exact.Forever
-	case sf != nil && !sf.usesOwnLevelLocked():
-		return max(sf.unitsDueLocked(f.line.head.cost), f.keptUntil())
 	}
-	return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
+	if lv := f.level(); lv != nil {
+		return lv.mayLeave(f.line.head)
+	}
+	return f.slotOf(f.line.head)
 }
+
+// slotOf returns the instant at which the flow's own bucket lets the head of the line leave.
+func (f *flow) slotOf(head *waiter) int64 { return f.bucket.slot(f.line.since, head.cost).Ceil() }
 
 // keptUntil returns the instant until which the head of the line can't leave, whatever the
 // level is: the end of a hold, or the instant at which it became the head or got a seat.

@@ -282,17 +282,17 @@ func (k ofKey[K]) bucketKey() (bucketKey, error) {
 	if name == "" {
 		return bucketKey{}, &limitsError{errEmptyBucketKey}
 	}
-	return g.spill.shared.bucketKeyOf(name), nil
+	return g.spill.levels.bucketKeyOf(name), nil
 }
 
-// leaseLocked makes the lease of a bucket that has none, if levels are shared. A bucket that
+// leaseLocked makes the level of a bucket that has none, if levels are shared. A bucket that
 // several keys share here is shared with the one of the same number in other processes.
 //
 // It is not inlined, so that its callers need no stack for it.
 //
 //go:noinline
 func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
-	if s.shared.flows[&kf.Value] != nil || kf == s.closedFlow || kf == s.unlimited {
+	if kf.Value.level() != nil || kf == s.closedFlow || kf == s.unlimited {
 		return
 	}
 	if kf.Home != keyed.Own {
@@ -300,5 +300,5 @@ func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
 		// The Bucket can't be asked for its backend here, so such keys have a circuit breaker of their own.
 		key = bucketKey{key: fmt.Sprintf("overflow/%s/%g/%d/%d", s.name, float64(l.Rate), l.burst(), kf.Home)}
 	}
-	s.shared.newFlowLocked(&kf.Value, key)
+	s.levels.add(&kf.Value, key)
 }

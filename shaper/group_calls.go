@@ -147,7 +147,10 @@ func (k ofKey[K]) decideNew(r *request) (in *keyShard[K], kf *keyedFlow[K], dec 
 //
 //go:noinline
 func (s *keyShard[K]) askBucketFor(key K, kf *keyedFlow[K], r *request) decision {
-	return s.shared.ask(&kf.Value, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
+	asked := *r // The level keeps it, and r is on the stack of its call.
+	dec := kf.Value.level().ask(&asked, func(_ int64, dec decision) { s.noteLocked(s, key, &asked, dec) })
+	*r = asked
+	return dec
 }
 
 // noteLocked notes the key of a request that has been refused, and the request, if its key

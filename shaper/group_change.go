@@ -69,7 +69,7 @@ func (k ofKey[K]) override(p *plan) (err error) {
 	s, key := k.s, k.key
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
-	s.shared.nextVersion()
+	s.changesLocked()
 	_, again := s.overrides.Get(key)
 	if !again && !keyed.TakeBelow(&s.group.overridden, maxOverrides) {
 		return fmt.Errorf("shaper: %d keys have limits of their own by Group.SetLimits, which is the most; ResetLimits ends one", maxOverrides)
@@ -170,7 +170,7 @@ func (k ofKey[K]) putInForceLocked(p *plan, now int64) error {
 		return err
 	}
 	to := s.plans.use(p)
-	s.plans.release(s.shared.givenOf(&kf.Value))
+	s.plans.release(kf.Value.givenPlan())
 	kf.Value.bucket.idleUntil(now)
 	s.changeLocked(&kf.Value, to, now)
 	s.rescheduleLocked(kf)
@@ -230,7 +230,7 @@ func (s *keyShard[K]) beginReload() {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
 	s.reloads++
-	s.shared.nextVersion()
+	s.changesLocked()
 }
 
 // forgetUnlimited deletes the bucket of a key that needs none, and reports whether there was

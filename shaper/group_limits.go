@@ -67,7 +67,7 @@ func (k ofKey[K]) withFlowOrNew(ctx context.Context, kind bucketKind, do func(in
 		l.needsSpill = false
 		in, kf, err := l.foundOrNewLocked(s.lockAndAdvance())
 		if kf != nil {
-			if in.shared != nil {
+			if in.levels != nil {
 				in.leaseLocked(kf, bucketKey)
 			}
 			do(in, kf, in.clock)

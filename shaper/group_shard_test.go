@@ -27,7 +27,7 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 		s.lockAndAdvance()
 		users := make(map[*plan]int)
 		for _, kf := range s.table.Entries() {
-			users[s.shared.givenOf(&kf.Value)]++
+			users[kf.Value.givenPlan()]++
 			if kf.Light {
 				unlimited++
 			} else {

@@ -206,9 +206,9 @@ func (k ofKey[K]) withFlow(see func(d *dispatcher, f *flow, now int64)) error {
 	case used != nil:
 		kf.Value.inheritFrom(&used.Value)
 	}
-	if spill.shared != nil && spill.shared.flows[&kf.Value] == nil {
+	if spill.levels != nil && kf.Value.level() == nil {
 		spill.leaseLocked(kf, bucketKey)
-		defer spill.shared.forget(&kf.Value)
+		defer spill.levels.forget(&kf.Value)
 	}
 	kf.Value.bucket.idleUntil(now)
 	see(&spill.dispatcher, &kf.Value, now)
@@ -275,7 +275,7 @@ func (s *keyShard[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
 // lease is in use, that is unknown.
 func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
 	at := max(f.drains(now), s.blocks.end(f))
-	if s.shared.busy(f) {
+	if lv := f.level(); lv != nil && lv.busy(s.clock) {
 		at = max(at, now+int64(keyed.Resolution))
 	}
 	return at
@@ -283,7 +283,8 @@ func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
 
 // idleLocked reports whether a bucket is as a new one.
 func (s *keyShard[K]) idleLocked(f *flow, now int64) bool {
-	return f.drained(now) && s.blocks.end(f) <= now && !s.shared.busy(f)
+	lv := f.level()
+	return f.drained(now) && s.blocks.end(f) <= now && !(lv != nil && lv.busy(s.clock))
 }
 
 // rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
@@ -349,13 +350,15 @@ func (s *keyShard[K]) deleteLocked(kf *keyedFlow[K]) {
 // forgetLocked deletes a bucket that has been taken out of the wheel.
 func (s *keyShard[K]) forgetLocked(kf *keyedFlow[K]) {
 	if kf.Home != keyed.Own {
-		s.group.overflow.Remove(kf, s.shared.givenOf(&kf.Value))
+		s.group.overflow.Remove(kf, kf.Value.givenPlan())
 	} else {
 		s.table.Delete(kf)
 	}
 	s.blocks.forget(&kf.Value)
-	s.plans.release(s.shared.givenOf(&kf.Value))
-	s.shared.forget(&kf.Value)
+	s.plans.release(kf.Value.givenPlan())
+	if s.levels != nil {
+		s.levels.forget(&kf.Value)
+	}
 }
 
 // dropClosedLocked is dropAllLocked for a [Group] that has been closed. It keeps the

@@ -368,7 +368,7 @@ func (r *request) reservedOf(d *dispatcher, f *flow) (v *reservation, rs *reserv
 	v, r.arrival = r.arrival.reservation, nil
 	rs = &f.bucket.rareOrNew().reservations
 	v.of = &rs.settlements
-	if d.shared.flowOf(f) == nil {
+	if f.level() == nil {
 		v.number = rs.next()
 	}
 	return v, rs
@@ -415,7 +415,7 @@ func (f *flow) settle(d *dispatcher, now int64, number uint64, over int64) {
 	b := &f.bucket
 	switch {
 	case number != 0 && b.rare.settleShadow(number, over):
-	case d.shared.flowEvenAtInf(f) != nil: // Its level is in a Bucket.
+	case f.level() != nil: // Its level is not the bucket's.
 	case over > 0:
 		back := b.giveReservedBack(now, number, over)
 		d.countSettledLocked(f, uint64(back), 0, uint64(over-back))
@@ -443,7 +443,7 @@ func (d *dispatcher) retimeLocked(f *flow, now int64) {
 func (f *flow) atMost(d *dispatcher, now int64, n int) {
 	b := &f.bucket
 	room := b.burst - int64(max(n, 0))
-	if room <= 0 || b.interval.IsZero() || d.shared.flowEvenAtInf(f) != nil {
+	if room <= 0 || b.interval.IsZero() || f.level() != nil {
 		return
 	}
 	empty := b.interval.Plus(exact.At(now), b.interval.Times(room))

@@ -69,8 +69,8 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	s.prepare(o, &s.ownTicker)
 	s.flow.bucket.plan = s.planOf(l)
 	s.capped = s.flow.capped()
-	if s.shared != nil {
-		s.shared.newFlowLocked(&s.flow, s.shared.bucketKeyOf(o.shared.key))
+	if s.levels != nil {
+		s.levels.add(&s.flow, s.levels.bucketKeyOf(o.shared.key))
 	}
 	return s, nil
 }
@@ -152,18 +152,20 @@ func (s *Shaper) enter(r *request) decision {
 	return dec
 }
 
-// askAndAnnounce asks the [Bucket] about a request, and runs the hook of the answer.
+// askAndAnnounce asks the level about a request, and runs the hook of the answer.
 //
-// It is not inlined, so that its frame is there only if a Bucket is asked. If it left announce
+// It is not inlined, so that its frame is there only if a level is asked. If it left announce
 // to enter, a call with hooks would take 2 % longer.
 //
 //go:noinline
 func (s *Shaper) askAndAnnounce(r *request) decision {
-	dec := s.shared.ask(&s.flow, r, func(now int64, dec decision) {
+	asked := *r // The level keeps it, and r is on the stack of its call.
+	dec := s.flow.level().ask(&asked, func(now int64, dec decision) {
 		if s.recorded {
-			s.recordDecisionLocked(now, r, dec)
+			s.recordDecisionLocked(now, &asked, dec)
 		}
 	})
+	*r = asked
 	r.announce(&s.dispatcher, &s.flow, dec)
 	return dec
 }
@@ -229,10 +231,10 @@ func (s *Shaper) forecast(r *request) (wait time.Duration, err error) {
 
 // forecastLocked is forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.Duration, err error) {
-	if sf := d.shared.flowOf(f); sf != nil {
-		sf.checkFallbackLocked(now)
-		if d.phase == open && !sf.tooCostlyLocked(r.cost) && sf.isUnavailableLocked(now) {
-			return 0, sf.unavailableErrorLocked(now)
+	if lv := f.level(); lv != nil {
+		if why := lv.forecast(now, r.cost); why.reason != notRefused {
+			err := why.value()
+			return 0, &err
 		}
 	}
 	j := d.judgeLocked(f, now, r)
@@ -292,7 +294,7 @@ func setLimits(s *Shaper, l Limits, from *Limits) (done bool, err error) {
 	var to *plan
 	switch err = l.Validate(); {
 	case err != nil:
-	case s.mode&modeShared != 0 && l.Rate == rate.Inf:
+	case s.levels != nil && l.Rate == rate.Inf:
 		err = errSharedInf
 	default:
 		to = s.planOf(l)
@@ -308,7 +310,7 @@ func setLimits(s *Shaper, l Limits, from *Limits) (done bool, err error) {
 	if err := s.flow.checkChange(l); err != nil {
 		return true, err
 	}
-	s.shared.nextVersion()
+	s.changesLocked()
 	s.changeLocked(&s.flow, to, now)
 	return true, nil
 }

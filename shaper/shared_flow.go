@@ -13,14 +13,15 @@ import (
 // guards it.
 type sharedFlow struct {
 	lease.Lease
+	all     *sharedLevels
 	d       *dispatcher
 	f       *flow
-	given   *plan          // of the flow: its Limits as this process was given them; see inForceLocked
-	adopted *plan          // given with the rate of another process; nil: none has a newer one
+	was     *plan          // of the flow: its Limits as this process was given them; see inForceLocked
+	adopted *plan          // was with the rate of another process; nil: none has a newer one
 	common  *lease.Breaker // of the key's server
 	breaker *lease.Breaker // common, or one of its own; see standAloneLocked
 
-	placeless int32 // how many of the first newcomers in line have no place, at most; see placelessLocked
+	covered int32 // how many of the first newcomers in line have no place, at most; see placeless
 
 	failed   error       // the latest failure; nil after a success
 	failures int         // in a row
@@ -31,14 +32,23 @@ type sharedFlow struct {
 	meter meter
 }
 
-// busyLocked reports whether the lease is in use, so that its flow must stay.
-func (sf *sharedFlow) busyLocked(now int64) bool {
+// busy reports whether the lease is in use.
+func (sf *sharedFlow) busy(now int64) bool {
 	sf.DropLate(now) // While the Bucket can't be asked nothing is given back.
 	return sf.pump.running || sf.meter.asking > 0 || sf.Leased() > 0
 }
 
-// usesOwnLevelLocked reports whether requests leave by the flow's own bucket, and use no units.
-func (sf *sharedFlow) usesOwnLevelLocked() bool { return sf.fallback && sf.Leased() == 0 }
+// usesOwnLevelLocked reports whether requests leave by the flow's own bucket, and use no units: in a
+// fallback, and at rate.Inf.
+func (sf *sharedFlow) usesOwnLevelLocked() bool { return sf.Off || sf.fallback && sf.Leased() == 0 }
+
+// mayLeave returns when the head may use the units that are leased.
+func (sf *sharedFlow) mayLeave(head *waiter) int64 {
+	if sf.usesOwnLevelLocked() {
+		return sf.f.slotOf(head)
+	}
+	return max(sf.unitsDueLocked(head.cost), sf.f.keptUntil())
+}
 
 // unitsDueLocked returns the instant from which on a request of cost n may use the next units;
 // forever if units have to be leased for it first.
@@ -49,7 +59,25 @@ func (sf *sharedFlow) unitsDueLocked(n int64) int64 {
 	return sf.SlotFor(n)
 }
 
-// leavesLocked lets the head of the line leave now, if units for it are still leased.
+// passed uses units for a request that has left as it came.
+func (sf *sharedFlow) passed(cost int64) {
+	sf.Use(cost)
+	sf.NoteUse()
+}
+
+// leave lets the head of the line leave now, if units for it are still leased.
+func (sf *sharedFlow) leave(w *waiter, now int64) bool {
+	if !sf.leavesLocked(w, now) {
+		sf.losePatienceLocked(now)
+		return false
+	}
+	if !w.reentry {
+		sf.covered = max(0, sf.covered-1)
+	}
+	return true
+}
+
+// leavesLocked is leave, if it is not the patience of one in line that has come to its end.
 func (sf *sharedFlow) leavesLocked(w *waiter, now int64) bool {
 	switch {
 	case sf.usesOwnLevelLocked():
@@ -59,29 +87,38 @@ func (sf *sharedFlow) leavesLocked(w *waiter, now int64) bool {
 		}
 		sf.f.line.since = slot
 		sf.NotUsed() // It has used no units.
-	case sf.f.headMayLeave(sf) > now:
-		return false // It was the patience of one in line that came to its end.
+	case sf.f.headMayLeave() > now:
+		return false
 	default:
-		sf.Use(w.cost)
 		sf.f.bucket.leave(exact.At(now), w.cost)
-		sf.NoteUse()
+		sf.passed(w.cost)
 		sf.f.line.since = exact.At(now)
-	}
-	if !w.reentry {
-		sf.placeless = max(0, sf.placeless-1)
 	}
 	return true
 }
 
-// setGivenLocked notes the [Limits] that this process was given.
-func (sf *sharedFlow) setGivenLocked(p *plan) {
-	sf.given, sf.Off, sf.Slack = p, p.interval.IsZero(), p.limits.Slack
+// giveBack makes the units that a request has used available again.
+func (sf *sharedFlow) giveBack(w *waiter) {
+	if !sf.Off && !sf.fallback {
+		sf.Unuse(w.departureNo, w.cost)
+	}
 }
 
-// changeLocked puts other [Limits] in force, in place of those that the flow was given
+// moved makes the pump take its next step.
+func (sf *sharedFlow) moved(now int64) { sf.pump.kickLocked(now) }
+
+// given returns the plan of the [Limits] that the flow was given, whose users are counted.
+func (sf *sharedFlow) given() *plan { return sf.was }
+
+// setGivenLocked notes the [Limits] that this process was given.
+func (sf *sharedFlow) setGivenLocked(p *plan) {
+	sf.was, sf.Off, sf.Slack = p, p.interval.IsZero(), p.limits.Slack
+}
+
+// change puts other [Limits] in force, in place of those that the flow was given
 // before. If they have another rate or burst, that becomes the rate of all processes, as
 // the newest.
-func (sf *sharedFlow) changeLocked(to *plan) {
+func (sf *sharedFlow) change(to *plan) {
 	now, b := sf.d.clock, &sf.f.bucket
 	// The limits of another process, if it has changed them since.
 	before, level := sf.inForceLocked().limits, b.level(sf.d.clock)
@@ -95,7 +132,7 @@ func (sf *sharedFlow) changeLocked(to *plan) {
 	}
 	if to.limits.Rate != before.Rate || to.limits.burst() != before.burst() {
 		sf.adopted = nil
-		sf.ChangeRate(sf.d.shared.rateOf(to, max(sf.d.shared.version, sf.Rate.Version+1)), now)
+		sf.ChangeRate(sf.all.rateOf(to, max(sf.all.version, sf.Rate.Version+1)), now)
 	} else if sf.adopted != nil {
 		sf.adoptLimitsLocked(sf.Rate)
 	}
@@ -127,7 +164,7 @@ func (sf *sharedFlow) adoptLocked(r BucketRate) {
 // adoptLimitsLocked makes the [Limits] those that were given, with the rate of another
 // process.
 func (sf *sharedFlow) adoptLimitsLocked(r BucketRate) {
-	p := *sf.given
+	p := *sf.was
 	p.limits.Rate, p.limits.Burst, p.burst = lease.PerSecond(r), int(r.Burst), r.Burst
 	sf.adopted = &p
 }
@@ -144,7 +181,7 @@ func (sf *sharedFlow) estimateFromLocked(interval exact.Interval, empty int64) {
 		return
 	}
 	b := &sf.f.bucket
-	if b.plan == sf.given || b.interval != interval || b.limits != sf.inForceLocked().limits {
+	if b.plan == sf.was || b.interval != interval || b.limits != sf.inForceLocked().limits {
 		p := *sf.inForceLocked()
 		p.interval, p.burst = interval, sf.Rate.Burst
 		b.plan = &p
@@ -158,7 +195,7 @@ func (sf *sharedFlow) inForceLocked() *plan {
 	if sf.adopted != nil {
 		return sf.adopted
 	}
-	return sf.given
+	return sf.was
 }
 
 // probeLocked makes the pump ask a backend that could not be asked, if it is time to. In the
@@ -172,7 +209,7 @@ func (sf *sharedFlow) probeLocked(now int64) {
 
 // checkFallbackLocked begins or ends the fallback, as the backend demands it.
 func (sf *sharedFlow) checkFallbackLocked(now int64) {
-	switch n := int64(sf.d.shared.fallback); {
+	switch n := int64(sf.all.fallback); {
 	case sf.breaker.Open == sf.fallback || n == 0 || sf.Off:
 	case sf.breaker.Open:
 		sf.fallback = true
@@ -235,14 +272,14 @@ func (sf *sharedFlow) needsNoPlaceLocked(now, n int64) bool {
 	return exact.Sum(ahead, min(n, sf.Burst)) <= sf.Room(now)
 }
 
-// placelessLocked returns how many of those in line have no place, as it counts for a request of
+// placeless returns how many of those in line have no place, as it counts for a request of
 // cost n: those at the head that the room of the level covers; and all if it covers this one, too.
 //
 // If an answer shows that there is less room, as other processes have taken it, those that are in
 // line stay, and have a place from then on. So the line never holds more than [Limits.Depth]
 // requests, those that were counted against the room, and retries, which need no place. If a
 // request without a place gives up, the next one behind it moves up into its room.
-func (sf *sharedFlow) placelessLocked(now, n int64) int32 {
+func (sf *sharedFlow) placeless(now, n int64) int32 {
 	waiting := int32(sf.f.waiting())
 	switch {
 	case sf.usesOwnLevelLocked():
@@ -251,110 +288,106 @@ func (sf *sharedFlow) placelessLocked(now, n int64) int32 {
 		return waiting
 	}
 	covered := max(0, sf.Room(now)+sf.Leased()) // at most, as each costs 1 at least
-	sf.placeless = int32(min(int64(sf.placeless), int64(waiting), covered))
-	return sf.placeless
+	sf.covered = int32(min(int64(sf.covered), int64(waiting), covered))
+	return sf.covered
 }
 
-// decideLocked is dispatcher.decideLocked for a request whose level is in a [Bucket]. handled is
-// false if the request is to be decided upon by the flow's own bucket: in a fallback.
-func (sf *sharedFlow) decideLocked(now int64, r *request) (dec decision, handled bool) {
+// enters notes if a newcomer takes no place in line.
+func (sf *sharedFlow) enters(now, n int64) {
+	if sf.needsNoPlaceLocked(now, n) {
+		sf.covered++
+	}
+}
+
+// decide decides upon a request by the lease. If there is none for it, and it must not wait, the [Bucket]
+// is to be asked.
+func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer levelAnswer, why rejection) {
 	f, d := sf.f, sf.d
 	sf.checkFallbackLocked(now)
-	asks := r.kind == allow || r.kind == newcomer && f.bucket.limits.Depth == 0
+	asks := kind == allow || kind == newcomer && f.bucket.limits.Depth == 0
+	blocked := d.blocks.end(f) > now
 	switch {
-	case d.phase == closed, d.phase == draining && r.kind != reentry:
-		return dec, false // The order of the reasons to refuse is the same.
-	case r.kind != reentry && sf.tooCostlyLocked(r.cost):
-		return d.refuseLocked(f, now, r, rejection{reason: refusedCostly}), true
-	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() &&
-		max(sf.unitsDueLocked(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
-		sf.Use(r.cost)
-		dec = d.passLocked(f, now, r)
-		sf.NoteUse()
-		return dec, true
+	case sf.Off, d.phase == closed, d.phase == draining && kind != reentry:
+		return judges, why // The order of the reasons to refuse is the same.
+	case kind != reentry && sf.tooCostlyLocked(n):
+		return refuses, rejection{reason: refusedCostly}
+	case kind != reentry && deadline > now && !blocked && f.waiting() == 0 && f.hasSeat() &&
+		max(sf.unitsDueLocked(n), f.bucket.coldOrNone().hold.Ceil()) <= now:
+		return passes, why
 	case sf.usesOwnLevelLocked():
 		sf.probeLocked(now)
-		return dec, false
-	case r.kind != reentry && sf.isUnavailableLocked(now):
-		return sf.refuseUnavailableLocked(now, r), true
-	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now || sf.fallback):
+		return judges, why
+	case kind != reentry && sf.isUnavailableLocked(now):
+		return refuses, sf.unavailableLocked(now)
+	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || blocked || sf.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
 		v := f.view()
-		wait := v.expected(f.bucket.wait(now, v.ahead, r.cost))
-		return sf.refuseFullLocked(now, r, max(wait, shortestSeatWait)), true
-	case asks && r.deadline <= now: // It is too late, whatever the Bucket says.
-		return d.refuseLocked(f, now, r, rejection{reason: refusedLate, also: missedDeadline}), true
+		wait := v.expected(f.bucket.wait(now, v.ahead, n))
+		return isFull, rejection{retryAfter: max(wait, shortestSeatWait)}
+	case asks && deadline <= now: // It is too late, whatever the Bucket says.
+		return refuses, rejection{reason: refusedLate, also: missedDeadline}
 	case asks:
 		if f.capped() {
 			f.lineOrNew().seatsTaken++ // It is given back if the Bucket refuses.
 		}
 		sf.meter.asking++
-		sf.breaker.Asks(now, d.shared.timeout)
-		return decision{event: askEvent}, true
+		sf.breaker.Asks(now, sf.all.timeout)
+		return mustAsk, why
 	}
-	needsNone := sf.needsNoPlaceLocked(now, r.cost)
-	j := d.judgeLocked(f, now, r)
-	j.wait = max(j.wait, 1) // It is an estimate, even if it is 0: no request leaves without units of the Bucket.
-	dec = d.admitLocked(f, now, r, j)
-	if dec.waiter != nil && needsNone && r.kind != reentry {
-		sf.placeless++
-	}
-	return dec, true
+	return estimates, why
 }
 
-// refuseFullLocked refuses a request as the level is too high, for a time after at least.
-func (sf *sharedFlow) refuseFullLocked(now int64, r *request, after time.Duration) decision {
-	f, d := sf.f, sf.d
-	why := d.blocks.judge(f, now, rejection{reason: refusedFull, retryAfter: after, also: withoutLine})
-	return d.admitLocked(f, now, r, judgement{refusal: why})
+// forecast returns why a newcomer would be refused in an outage.
+func (sf *sharedFlow) forecast(now, n int64) (why rejection) {
+	sf.checkFallbackLocked(now)
+	if sf.d.phase == open && !sf.tooCostlyLocked(n) && sf.isUnavailableLocked(now) {
+		why = sf.unavailableLocked(now)
+	}
+	return why
 }
+
+// refusesAll reports whether newcomers are refused in an outage.
+func (sf *sharedFlow) refusesAll(now int64) bool { return sf.isUnavailableLocked(now) }
 
 // tooCostlyLocked is plan.tooCostly, at the rate of the [Bucket].
 func (sf *sharedFlow) tooCostlyLocked(n int64) bool {
-	return sf.given.limits.Depth == 0 && n > sf.Burst || sf.Interval.Times(n).Exceeds(horizon)
+	return sf.was.limits.Depth == 0 && n > sf.Burst || sf.Interval.Times(n).Exceeds(horizon)
 }
 
 // isUnavailableLocked reports whether newcomers are refused because the [Bucket] can't be asked.
 // When it is time to ask it again, one request may try.
 func (sf *sharedFlow) isUnavailableLocked(now int64) bool {
-	if !sf.breaker.Open || sf.fallback {
+	if sf.Off || !sf.breaker.Open || sf.fallback {
 		return false
 	}
 	_, ok := sf.breaker.MayAsk(now)
 	return !ok || sf.f.waiting() > 0
 }
 
-// refuseUnavailableLocked refuses a request with [ErrUnavailable].
-func (sf *sharedFlow) refuseUnavailableLocked(now int64, r *request) decision {
-	d := sf.d
-	err := d.shared.rejectUnavailableLocked(sf.f, now, now)
-	d.keepRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
-	d.fair.keepRefusedLocked(d.refusalRing.count, r.key)
-	return decision{err: err, waiting: int32(sf.f.waiting()), event: refusedEvent}
+// unavailableLocked returns why a request is refused as the [Bucket] can't be asked.
+func (sf *sharedFlow) unavailableLocked(now int64) rejection {
+	why := rejection{reason: refusedUnavailable, retryAfter: time.Duration(max(sf.breaker.ProbeAt-now, int64(shortestSeatWait)))}
+	if slow, ok := sf.breaker.Err.(tooSlowError); ok {
+		why.also = &alsoError{slow, true}
+	}
+	return why
 }
 
-// unavailableErrorLocked returns the error of a request that is refused as the [Bucket] can't be
-// asked.
-func (sf *sharedFlow) unavailableErrorLocked(now int64) *RejectError {
-	err := &RejectError{Reason: ErrUnavailable, RetryAfter: time.Duration(max(sf.breaker.ProbeAt-now, int64(shortestSeatWait)))}
-	if slow, ok := sf.breaker.Err.(tooSlowError); ok {
-		err.also = &alsoError{slow, true}
-	}
-	return err
-}
+// waitedTooLong returns why a request is refused that has lost patience.
+func (sf *sharedFlow) waitedTooLong(at int64) rejection { return sf.unavailableLocked(at) }
 
 // patienceEndsLocked returns when the patience of a request in the line ends; forever if there is
 // no outage, or the request waits through it.
 func (sf *sharedFlow) patienceEndsLocked(w *waiter) int64 {
-	s := sf.d.shared
-	if !sf.breaker.Open || s.fallback != FallbackClosed || s.patience == 0 {
+	s := sf.all
+	if sf.Off || !sf.breaker.Open || s.fallback != FallbackClosed || s.patience == 0 {
 		return exact.Forever
 	}
 	return exact.Sum(max(w.at, sf.breaker.OpenedAt), int64(s.patience))
 }
 
-// nextPatienceEndsLocked returns when patience in the line ends next.
-func (sf *sharedFlow) nextPatienceEndsLocked() int64 {
+// nextBound returns when patience in the line ends next.
+func (sf *sharedFlow) nextBound() int64 {
 	return sf.patienceEndsLocked(sf.f.line.oldest())
 }
 

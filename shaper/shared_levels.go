@@ -36,8 +36,8 @@ type sharedLevels struct {
 // still of use, as slots are leased ahead; and so long does a call at most delay the fallback.
 const defaultTimeout = 250 * time.Millisecond
 
-// newSharedLevels returns the sharedLevels of a dispatcher; nil without a [Bucket].
-func newSharedLevels(d *dispatcher, o sharedOptions) *sharedLevels {
+// newLevels returns the levels of a dispatcher; nil without a [Bucket].
+func (o sharedOptions) newLevels(d *dispatcher) levels {
 	if !o.asked {
 		return nil
 	}
@@ -68,52 +68,40 @@ func (s *sharedLevels) rateOf(p *plan, version int64) BucketRate {
 	return r
 }
 
-// nextVersion makes the version greater, for rates that are put in force from now on. A nil s does
-// nothing.
-func (s *sharedLevels) nextVersion() {
-	if s == nil {
-		return
-	}
+// plan makes the rate of a plan. That takes long, so it is done before the lock is needed for it.
+func (s *sharedLevels) plan(p *plan) { s.rateOf(p, 0) }
+
+// changes makes the version greater, for rates that are put in force from now on.
+func (s *sharedLevels) changes() {
 	s.version++
 	if !s.ownVersions {
 		s.version = max(s.version, time.Now().UnixMicro())
 	}
 }
 
-// newFlowLocked makes the sharedFlow of a flow, whose bucket has the plan of its [Limits].
-func (s *sharedLevels) newFlowLocked(f *flow, key bucketKey) {
+// add makes the sharedFlow of a flow, whose bucket has the plan of its [Limits].
+func (s *sharedLevels) add(f *flow, key bucketKey) {
 	common := s.breakerOf(key.backend)
-	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), d: s.d, f: f, breaker: common, common: common}
+	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), all: s, d: s.d, f: f, breaker: common, common: common}
 	sf.pump.sf, sf.meter.sf = sf, sf
 	sf.setGivenLocked(f.bucket.plan)
-	sf.SetRate(s.rateOf(sf.given, s.version))
+	sf.SetRate(s.rateOf(sf.was, s.version))
 	s.flows[f] = sf
-}
-
-// givenOf returns the plan of the [Limits] that a flow was given, which is the one whose users are
-// counted. The flow's bucket has another one, if its level is shared.
-func (s *sharedLevels) givenOf(f *flow) *plan {
-	if sf := s.flowEvenAtInf(f); sf != nil {
-		return sf.given
-	}
-	return f.bucket.plan
-}
-
-// busy reports whether a flow has something leased, or calls the [Bucket], so that it must stay.
-func (s *sharedLevels) busy(f *flow) bool {
-	sf := s.flowEvenAtInf(f)
-	return sf != nil && sf.busyLocked(s.d.clock)
+	f.setLevel(sf)
 }
 
 // forget forgets a flow that is deleted.
 func (s *sharedLevels) forget(f *flow) {
-	if s == nil {
-		return
-	}
 	if sf := s.flows[f]; sf != nil && s.d.phase != closed {
 		sf.standWithOthersLocked(s.d.clock) // Else nobody would be told that its outage has ended.
 	}
+	s.drop(f)
+}
+
+// drop takes the level of a flow away.
+func (s *sharedLevels) drop(f *flow) {
 	delete(s.flows, f)
+	f.setLevel(nil)
 }
 
 // bucketKeyOf returns a key with the name of its backend. It calls the [Bucket], so the
@@ -162,8 +150,8 @@ func (s *sharedLevels) succeededLocked(b *lease.Breaker, now int64) {
 func (s *sharedLevels) updateLinesLocked(b *lease.Breaker, now int64) {
 	d := s.d
 	for _, ln := range d.due {
-		if sf := s.flowOf(ln.flow); sf != nil && sf.breaker == b {
-			ln.slot = ln.flow.nextInLine(sf)
+		if sf := s.flows[ln.flow]; sf != nil && !sf.Off && sf.breaker == b {
+			ln.slot = ln.flow.nextInLine()
 			sf.pump.kickLocked(now)
 		}
 	}
@@ -257,7 +245,7 @@ func (s *sharedLevels) close() {
 	for f, sf := range s.flows {
 		sf.DropAll()                         // Units that could not be given back are lost.
 		if d.keyed && sf.meter.asking == 0 { // Its flow is gone.
-			delete(s.flows, f)
+			s.drop(f)
 		}
 	}
 }
@@ -304,10 +292,10 @@ type BucketEvent struct {
 	Err   error // the failure; nil if it can be asked again
 }
 
-// statsLocked returns the [BucketStats] of one lease.
-func (sf *sharedFlow) statsLocked() BucketStats {
+// stats returns the [BucketStats] of one lease.
+func (sf *sharedFlow) stats() BucketStats {
 	st := bucketTotals(sf.Counts)
-	st.State, st.Err = sf.d.shared.stateOf(sf.breaker), sf.failed
+	st.State, st.Err = sf.all.stateOf(sf.breaker), sf.failed
 	if st.Err == nil && sf.breaker.Open { // Another key has found the outage.
 		st.Err = sf.breaker.Err
 	}
@@ -347,15 +335,4 @@ func (s *sharedLevels) call(ctx context.Context, t Take) (a answer) {
 		a.err = lease.Check(t, a.taken)
 	}
 	return a
-}
-
-// rejectUnavailableLocked counts a request that came at an instant and is refused at another, as
-// the [Bucket] can't be asked, and returns its error.
-func (s *sharedLevels) rejectUnavailableLocked(f *flow, entered, at int64) *RejectError {
-	s.d.countRefusalLocked(f, entered, at, refusedUnavailable)
-	if sf := s.flowEvenAtInf(f); sf != nil {
-		return sf.unavailableErrorLocked(at)
-	}
-	// It waited, and its key has been forgotten since, as by Close.
-	return &RejectError{Reason: ErrUnavailable, RetryAfter: shortestSeatWait}
 }

@@ -22,17 +22,15 @@ type meter struct {
 	questions []*question // the others, which wait for its end
 }
 
-// ask asks the [Bucket] whether a request may leave now, and calls note with the decision, under
-// the lock. It is called without the lock.
-func (s *sharedLevels) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision) {
-	d := s.d
-	d.lockFlow(f)
-	m := &s.flows[f].meter // It stays while a call asks.
+// ask asks the [Bucket] whether a request may leave now.
+func (sf *sharedFlow) ask(r *request, note func(now int64, dec decision)) (dec decision) {
+	d, m := sf.d, &sf.meter
+	d.lockFlow(sf.f)
 	if m.busy {
-		q := &question{request: *r, done: make(chan struct{})} // A copy, so that r need not be on the heap.
+		q := &question{request: r, done: make(chan struct{})}
 		m.questions = append(m.questions, q)
 		d.unlockAndArm()
-		return m.awaitAnswer(q, r, note)
+		return m.awaitAnswer(q, note)
 	}
 	m.busy = true
 	d.unlockAndArm()
@@ -54,12 +52,12 @@ func (m *meter) askAlone(r *request, note func(now int64, dec decision)) (dec de
 	for {
 		now := d.lockFlow(f)
 		t := sf.Question(r.cost)
-		sf.breaker.Asks(now, d.shared.timeout)
+		sf.breaker.Asks(now, sf.all.timeout)
 		d.unlockAndArm()
-		ctx, cancel := context.WithTimeout(r.ctx, d.shared.timeout)
+		ctx, cancel := context.WithTimeout(r.ctx, sf.all.timeout)
 		a := func() answer {
 			defer cancel()
-			return d.shared.call(ctx, t)
+			return sf.all.call(ctx, t)
 		}()
 		a.gone = r.ctx.Err() // It is the caller's code, so the lock is not held.
 		now = d.lockFlow(f)
@@ -78,7 +76,7 @@ func (m *meter) askAlone(r *request, note func(now int64, dec decision)) (dec de
 // A question is a request of the meter that waits while the [Bucket] is asked for others. The lock
 // of the dispatcher guards it until done is closed.
 type question struct {
-	request
+	*request
 	dec      decision
 	ended    bool // dec is its outcome, or it has panicked
 	panicked any
@@ -87,13 +85,13 @@ type question struct {
 }
 
 // awaitAnswer waits for the end of a question, or until the context of the request ends.
-func (m *meter) awaitAnswer(q *question, r *request, note func(now int64, dec decision)) decision {
+func (m *meter) awaitAnswer(q *question, note func(now int64, dec decision)) decision {
 	sf, d := m.sf, m.sf.d
 	select {
 	case <-q.done:
-	case <-r.ctx.Done():
+	case <-q.ctx.Done():
 	}
-	gone := errOf(r.ctx)
+	gone := errOf(q.ctx)
 	now := d.lockFlow(sf.f)
 	defer d.unlockAndArm()
 	if !q.ended {
@@ -111,7 +109,6 @@ func (m *meter) awaitAnswer(q *question, r *request, note func(now int64, dec de
 	if q.panicked != nil {
 		panic(q.panicked)
 	}
-	*r = q.request
 	note(now, q.dec)
 	return q.dec
 }
@@ -170,7 +167,7 @@ func (m *meter) questionFor(batch *[]*question, refused int) (t Take, n int) {
 	sf.checkFallbackLocked(now)
 	if d.phase == closed || sf.fallback || sf.isUnavailableLocked(now) {
 		for _, q := range *batch {
-			m.endQuestionLocked(q, func() decision { return m.decideWithoutLocked(now, &q.request) })
+			m.endQuestionLocked(q, func() decision { return m.decideWithoutLocked(now, q.request) })
 		}
 		*batch = nil
 		return t, 0
@@ -179,15 +176,15 @@ func (m *meter) questionFor(batch *[]*question, refused int) (t Take, n int) {
 	for n = 1; n < len(*batch) && refused < 3 && (*batch)[n].cost <= room-cost; n++ {
 		cost += (*batch)[n].cost
 	}
-	sf.breaker.Asks(now, d.shared.timeout)
+	sf.breaker.Asks(now, sf.all.timeout)
 	return sf.Question(cost), n
 }
 
 // askTogether asks the [Bucket] for the requests of a batch. Only if all of them have gone does the
 // call end before its time. If the Bucket panics, it returns the value of the panic.
 func (m *meter) askTogether(batch []*question, t Take) (a answer, panicked any) {
-	d := m.sf.d
-	ctx, cancel := context.WithTimeout(context.Background(), d.shared.timeout)
+	sf, d := m.sf, m.sf.d
+	ctx, cancel := context.WithTimeout(context.Background(), sf.all.timeout)
 	defer cancel()
 	d.mu.Lock()
 	staying := 0
@@ -203,7 +200,7 @@ func (m *meter) askTogether(batch []*question, t Take) (a answer, panicked any) 
 	}
 	d.mu.Unlock()
 	defer func() { panicked = recover() }()
-	return d.shared.call(ctx, t), nil
+	return sf.all.call(ctx, t), nil
 }
 
 // errOf returns the error of a context; also of one that panics, as nobody could be told here.
@@ -257,7 +254,7 @@ func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t
 		switch {
 		case q.ended, gone[i] != nil, d.phase == closed, sf.Off, !answered, use, !has && current && !fits:
 			m.endQuestionLocked(q, func() decision {
-				switch r := &q.request; {
+				switch r := q.request; {
 				case gone[i] != nil:
 					d.countAbandonmentLocked(f, now)
 					return decision{err: gone[i], event: abandonedEvent, waiting: int32(f.waiting())}
@@ -271,7 +268,7 @@ func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t
 					sf.NotUsed() // It has used no units of the lease.
 					return dec
 				case answered:
-					return sf.refuseFullLocked(now, r, lease.UntilRoom(t, empty, a.taken.Now, q.cost))
+					return d.refuseFullLocked(f, now, r, lease.UntilRoom(t, empty, a.taken.Now, q.cost))
 				default:
 					return m.decideWithoutLocked(now, r)
 				}
@@ -289,7 +286,7 @@ func (m *meter) endAskLocked() {
 	sf, d := m.sf, m.sf.d
 	f := sf.f
 	if m.asking--; m.asking == 0 && d.phase == closed && d.keyed {
-		delete(d.shared.flows, f)
+		sf.all.drop(f)
 	}
 	if f.capped() {
 		f.freeSeat(d.clock)
@@ -309,7 +306,7 @@ type answer struct {
 // about the [Bucket]: if it was a deadline that passed while the Bucket took much longer than it
 // usually does.
 func (sf *sharedFlow) isSilentLocked(a answer, gone error) bool {
-	return errors.Is(gone, context.DeadlineExceeded) && a.received-a.sent >= max(int64(sf.d.shared.timeout)/5, 4*sf.MeanTrip)
+	return errors.Is(gone, context.DeadlineExceeded) && a.received-a.sent >= max(int64(sf.all.timeout)/5, 4*sf.MeanTrip)
 }
 
 // answeredLocked decides upon a request with the answer to its question. done is false if it is
@@ -356,7 +353,7 @@ func (m *meter) answeredLocked(r *request, t Take, a answer) (dec decision, done
 		sf.NotUsed()                     // It has used no units of the lease.
 		return dec, true
 	case answered:
-		return sf.refuseFullLocked(now, r, lease.UntilRoom(t, a.taken.Empty, a.taken.Now, r.cost)), true
+		return d.refuseFullLocked(f, now, r, lease.UntilRoom(t, a.taken.Empty, a.taken.Now, r.cost)), true
 	}
 	return m.decideWithoutLocked(now, r), true
 }
@@ -372,5 +369,5 @@ func (m *meter) decideWithoutLocked(now int64, r *request) decision {
 	if sf.fallback {
 		return d.admitLocked(sf.f, now, r, d.judgeLocked(sf.f, now, r))
 	}
-	return sf.refuseUnavailableLocked(now, r)
+	return d.refuseLocked(sf.f, now, r, sf.unavailableLocked(now))
 }

@@ -50,7 +50,6 @@ type bucketOption struct {
 }
 
 func (o bucketOption) apply(to *options) {
-	to.mode |= modeShared
 	to.shared.asked, to.shared.bucket, to.shared.key, to.shared.keyOf = true, o.bucket, o.key, nil
 }
 
@@ -87,7 +86,6 @@ type bucketsOption struct {
 }
 
 func (o bucketsOption) apply(to *options) {
-	to.mode |= modeShared
 	to.shared.asked, to.shared.bucket, to.shared.key, to.shared.keyOf = true, o.bucket, "", o.keyOf
 }
 

@@ -112,7 +112,7 @@ func (p *pump) kickLocked(now int64) {
 		if p.wake == nil {
 			p.wake = make(chan struct{}, 1)
 		}
-		sf.d.shared.pumps++
+		sf.all.pumps++
 		go p.run()
 	}
 }
@@ -139,9 +139,9 @@ func (p *pump) run() {
 			p.sleep(time.Duration(until - now))
 		default:
 			p.running = false
-			if d.shared.pumps--; d.shared.pumps == 0 && d.shared.idle != nil {
-				close(d.shared.idle)
-				d.shared.idle = nil
+			if sf.all.pumps--; sf.all.pumps == 0 && sf.all.idle != nil {
+				close(sf.all.idle)
+				sf.all.idle = nil
 			}
 			d.unlockAndArm()
 			return
@@ -168,7 +168,7 @@ func (p *pump) sleep(span time.Duration) {
 func (p *pump) takeLocked(now int64) Take {
 	sf, f := p.sf, p.sf.f
 	p.probes, p.asksRoom = false, false
-	sf.breaker.Asks(now, sf.d.shared.timeout)
+	sf.breaker.Asks(now, sf.all.timeout)
 	if f.waiting() == 0 { // The Bucket is asked whether it can be again.
 		t := sf.Question(1)
 		t.High = t.High.Later(sf.levelAsHighLocked(now))
@@ -228,9 +228,9 @@ func (p *pump) takeLocked(now int64) Take {
 // callTake calls the [Bucket], and notes the answer. The lock is not held.
 func (p *pump) callTake(t Take) {
 	sf, d := p.sf, p.sf.d
-	ctx, cancel := context.WithTimeout(context.Background(), d.shared.timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), sf.all.timeout)
 	defer cancel()
-	a := d.shared.call(ctx, t)
+	a := sf.all.call(ctx, t)
 	now := d.lockAndAdvance()
 	defer d.unlockAndArm()
 	if sf.noteAnswerLocked(t, a) {
@@ -256,10 +256,10 @@ func (p *pump) callTake(t Take) {
 // callGiveBack calls the [Bucket]. The lock is not held.
 func (p *pump) callGiveBack(t Take, end Instant) {
 	sf, d := p.sf, p.sf.d
-	ctx, cancel := context.WithTimeout(context.Background(), d.shared.timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), sf.all.timeout)
 	defer cancel()
 	a := answer{sent: int64(time.Since(d.epoch))}
-	a.err = d.shared.bucket.GiveBack(ctx, t, end)
+	a.err = sf.all.bucket.GiveBack(ctx, t, end)
 	a.received = d.lockAndAdvance()
 	defer d.unlockAndArm()
 	sf.CountRoundTrip()
@@ -271,14 +271,13 @@ func (p *pump) callGiveBack(t Take, end Instant) {
 // noteAnswerLocked notes the news of an answer about the [Bucket]: its clock, its rate, and
 // whether it can be asked. It reports whether there is one.
 func (sf *sharedFlow) noteAnswerLocked(t Take, a answer) bool {
-	d := sf.d
 	sf.CountRoundTrip()
 	if a.err != nil {
 		sf.noteFailureLocked(a, a.err)
 		return false
 	}
 	sf.NoteAnswer(t, a.taken, a.sent, a.received)
-	d.shared.succeededLocked(sf.common, a.received)
+	sf.all.succeededLocked(sf.common, a.received)
 	if sf.IsTooSlow() {
 		// That is so for these Limits only, so from now on the flow has a circuit breaker of its own.
 		sf.standAloneLocked(0)
@@ -305,7 +304,7 @@ func (sf *sharedFlow) standAloneLocked(failures int) {
 // standWithOthersLocked gives up the circuit breaker of the flow's own, if it has one.
 func (sf *sharedFlow) standWithOthersLocked(now int64) {
 	if sf.breaker != sf.common {
-		sf.d.shared.succeededLocked(sf.breaker, now)
+		sf.all.succeededLocked(sf.breaker, now)
 		sf.breaker = sf.common
 	}
 }
@@ -321,5 +320,5 @@ func (sf *sharedFlow) noteFailureLocked(a answer, err error) {
 		// stays locked.
 		sf.standAloneLocked(lease.FailuresToOpen - 1)
 	}
-	sf.d.shared.failedLocked(sf.breaker, a, err)
+	sf.all.failedLocked(sf.breaker, a, err)
 }

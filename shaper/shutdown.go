@@ -23,8 +23,8 @@ func (s *Shaper) Close() error {
 	s.mustBeMade()
 	s.closeLines()
 	s.ticker.waitForEnd()
-	if s.shared != nil {
-		s.shared.close()
+	if s.levels != nil {
+		s.levels.close()
 	}
 	return nil
 }
@@ -193,8 +193,8 @@ func (g *Group[K]) Close() error {
 	g.drain.end()
 	g.drain.closing.Wait()
 	g.ticker.waitForEnd()
-	if g.spill.shared != nil {
-		g.spill.shared.close()
+	if g.spill.levels != nil {
+		g.spill.levels.close()
 	}
 	return nil
 }

@@ -97,7 +97,7 @@ func (d *dispatcher) freeLocked(f *flow, now int64) int {
 	case b.interval.IsZero():
 		return math.MaxInt
 	}
-	if sf := d.shared.flowOf(f); sf != nil && sf.isUnavailableLocked(now) {
+	if lv := f.level(); lv != nil && lv.refusesAll(now) {
 		return 0
 	}
 	// The float is off by less than a unit, unless the burst is beyond 2⁵²; the instants are exact.
@@ -139,11 +139,11 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
-	switch sf := d.shared.flowEvenAtInf(f); {
-	case sf != nil:
-		st.Bucket = sf.statsLocked()
-	case d.mode&modeShared != 0: // A bucket that has nothing to share, as all have in a closed Group.
-		all := d.shared.stats()
+	switch lv := f.level(); {
+	case lv != nil:
+		st.Bucket = lv.stats()
+	case d.levels != nil: // A bucket that has nothing to share, as all have in a closed Group.
+		all := d.levels.stats()
 		st.Bucket.State, st.Bucket.Err = all.State, all.Err
 	}
 	return st
@@ -334,8 +334,8 @@ func (s *keyShard[K]) addStats(st *GroupStats, sum *totals) {
 	st.Waiting += int(s.waiting)
 	st.Overflowed += s.overflowed
 	st.LimitErrors += s.limitErrors
-	if s.shared != nil {
-		st.Bucket = s.shared.stats()
+	if s.levels != nil {
+		st.Bucket = s.levels.stats()
 	}
 }
 

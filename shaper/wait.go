@@ -153,22 +153,22 @@ func (r *request) takeOutcome(d *dispatcher, f *flow, w *waiter) (at int64, dec 
 // rejectInLineLocked counts a request that was refused while it waited, and returns its error.
 func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 	why := rejection{reason: refusedClosed}
-	err := &RejectError{Reason: ErrClosed}
-	if w.state == unavailable {
-		err = d.shared.rejectUnavailableLocked(f, r.entered, w.at)
-		why = rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter}
-	} else {
-		if w.state == pushedOut {
-			err = &RejectError{Reason: ErrQueueFull, RetryAfter: time.Duration(w.cost)}
-			why = rejection{reason: refusedFull, retryAfter: err.RetryAfter}
+	switch w.state {
+	case unavailable:
+		why = rejection{reason: refusedUnavailable, retryAfter: shortestSeatWait} // The level is gone if the flow has been deleted since, as by Close.
+		if lv := f.level(); lv != nil {
+			why = lv.waitedTooLong(w.at)
 		}
-		d.countRefusalLocked(f, r.entered, w.at, why.reason)
+	case pushedOut:
+		why = rejection{reason: refusedFull, retryAfter: time.Duration(w.cost)}
 	}
+	d.countRefusalLocked(f, r.entered, w.at, why.reason)
 	if !d.keyed { // A Group knows the key, and logs it itself.
 		d.keepRefusalLocked(w.at, r.cost, why)
 		d.fair.keepRefusedLocked(d.refusalRing.count, r.key)
 	}
-	return err
+	err := why.value()
+	return &err
 }
 
 // abandon takes a waiter whose context has ended out of the line; if it had its slot
@@ -177,17 +177,18 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int64, dec decision) {
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
-	// A request that gives up behind the head does not change which head leaves next. But units that
-	// were wanted of the Bucket may not be wanted any more.
-	changed := w.state != queued || d.mode&modeShared != 0
+	// A request that gives up behind the head does not change which head leaves next. But a
+	// level may want less from now on.
+	lv := f.level()
+	changed := w.state != queued || lv != nil
 	switch w.state {
 	case queued:
 		changed = f.line.giveUpLocked(d, w, now, abandoned) || changed
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
-		if sf := d.shared.flowOf(f); sf != nil && !sf.fallback {
-			sf.Unuse(w.departureNo, r.cost)
+		if lv != nil {
+			lv.giveBack(w)
 		}
 		if d.mode&modeFair != 0 && f.bucket.departures == w.departureNo && f.line.giveBack(r) {
 			// The new head has had its slot, as its key has the turn. But it may have come since.
