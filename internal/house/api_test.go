@@ -82,7 +82,7 @@ func (p apiPackage) isLibrary() bool {
 }
 
 // notImported matches the modules that are there to be run or read.
-var notImported = regexp.MustCompile(`^\.\./\.\./(?:bench|examples)(?:/|$)`)
+var notImported = regexp.MustCompile(`^\.\./\.\./(?:bench|examples|integration)(?:/|$)`)
 
 // listWithDependencies returns the packages of all modules that others may import, and all that they
 // import, each after what it imports itself.

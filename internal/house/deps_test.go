@@ -113,8 +113,7 @@ const importPolicy = `
 // each module, and for those of its packages that may import something else. Every one may import
 // the packages of its module. A nested module joins the shaper to the one
 // dependency it is there for: if one imported another, whoever wants gRPC would get Redis. So
-// only caddyshaper, which brings them all into a server, and the internal modules of tests, which nothing
-// imports, may import other nested modules.
+// only caddyshaper, which brings them all into a server, may import other nested modules.
 const nestedPolicy = `
 	# Rules in a file: what reads YAML with lines and columns, and what notices that a
 	# file has changed. Its command says in words what limits mean.
@@ -144,11 +143,6 @@ const nestedPolicy = `
 	llm/promledger: std github.com/prometheus/client_golang/prometheus
 	llm tests: github.com/prometheus/client_golang/prometheus/testutil
 
-	# What drives a browser, to look at the page of inspect as its users do. There is
-	# nothing but tests.
-	inspect/browsertest: std
-	inspect/browsertest tests: inspect github.com/chromedp/chromedp github.com/chromedp/chromedp/kb github.com/chromedp/cdproto/cdp github.com/chromedp/cdproto/emulation github.com/chromedp/cdproto/inspector github.com/chromedp/cdproto/log github.com/chromedp/cdproto/network github.com/chromedp/cdproto/page github.com/chromedp/cdproto/runtime github.com/chromedp/cdproto/target
-
 	# Shared buckets on Redis: its client, and for the tests a server without a clock of its
 	# own.
 	redisbucket: std shaper/shared github.com/redis/go-redis/v9
@@ -177,21 +171,6 @@ const nestedPolicy = `
 
 	# Its tests call gRPC's own test service through memory.
 	grpcshaper tests: google.golang.org/grpc/credentials/insecure google.golang.org/grpc/interop/grpc_testing google.golang.org/grpc/test/bufconn
-
-	# What may go wrong between processes and the servers that they share, with both. There
-	# is nothing but tests.
-	internal/sharedfaults: std
-	internal/sharedfaults tests: std syscall internal/model internal/servers redisbucket pgbucket github.com/redis/go-redis/v9 github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgxpool golang.org/x/time/rate
-
-	# The board of Grafana is made by a program, which needs nothing. The tests of the folder
-	# deploy hold it to what Prometheus is told, run the program that the folder is about, and read
-	# manifests into the types of Kubernetes' own API.
-	internal/deploy: std
-	internal/deploy tests: std syscall shaper/buckettest internal/servers llm llm/gateway llm/promledger promshaper github.com/prometheus/client_golang/prometheus github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_model/go go.yaml.in/yaml/v4 k8s.io/api/apps/v1 k8s.io/api/core/v1 k8s.io/api/policy/v1 sigs.k8s.io/yaml
-
-	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
-	# zip file of a module.
-	internal/release: std golang.org/x/mod/modfile golang.org/x/mod/module golang.org/x/mod/sumdb/dirhash golang.org/x/mod/zip
 `
 
 // rootRequires are the modules that the root module may require directly.
@@ -292,13 +271,15 @@ func TestRootModuleRequiresThreeModulesDirectly(t *testing.T) {
 	require.ElementsMatch(t, rootRequires, direct)
 }
 
-// Commands are where everything meets. Code that would import one shows that a
-// package is missing.
-func TestNothingImportsACommand(t *testing.T) {
+// Commands are where everything meets, and so are the modules that are there to be run or read. Code that would
+// import one shows that a package is missing.
+func TestNothingImportsACommandOrWhatIsThereToBeRun(t *testing.T) {
 	for _, dir := range usedDirs(t) {
 		for _, p := range listPackages(t, dir) {
 			for _, imp := range append(p.testImports(), p.Imports...) {
 				require.Falsef(t, command.MatchString(imp) && !p.owns(imp), "%s imports the command %s", p.ImportPath, imp)
+				module := notImported.FindString(root + strings.TrimPrefix(imp, rootModule))
+				require.Falsef(t, module != "" && !notImported.MatchString(filepath.ToSlash(dir)), "%s imports %s", p.ImportPath, imp)
 			}
 		}
 	}

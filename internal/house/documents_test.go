@@ -140,6 +140,18 @@ func TestTheDocumentedTableOfFilesHasThemAll(t *testing.T) {
 	}
 }
 
+// A reader of ARCHITECTURE.md learns of each module what it brings.
+func TestTheDocumentedTableOfModulesHasThemAll(t *testing.T) {
+	_, table, found := strings.Cut(read(t, "../../ARCHITECTURE.md"), "| module | its dependency |\n|---|---|\n")
+	require.True(t, found)
+	table, _, _ = strings.Cut(table, "\n\n")
+	var listed []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| .+ \\|$").FindAllStringSubmatch(table, -1) {
+		listed = append(listed, filepath.Join(root, m[1]))
+	}
+	require.ElementsMatch(t, moduleDirs(t), listed)
+}
+
 // The lines of README.md for somebody with a clone make the packages be found, in a module of
 // theirs that has nothing else.
 func TestTheDocumentedReplaceLinesAreEnough(t *testing.T) {

@@ -172,11 +172,10 @@ func TestGoAndToolchainLinesAgree(t *testing.T) {
 	}
 }
 
-// onlyInAll are the folders of the modules that are in all.work and not in go.work. They need
-// Caddy, web frameworks, clients of language models, rival limiters or the protocol of a browser, which few who change the
-// library touch, and which take so long to compile that the first "go test work" on a machine
-// would take minutes more.
-var onlyInAll = []string{"bench", "caddyshaper", "cmd/shaperd", "examples/frameworks", "examples/llm", "inspect/browsertest", "internal/deploy"}
+// onlyInAll are the folders of the modules that are in all.work and not in go.work. They need Caddy, rival limiters, web
+// frameworks, clients of language models, the types of Kubernetes or the protocol of a browser, which few who change the
+// library touch, and which take so long to compile that the first "go test work" on a machine would take minutes more.
+var onlyInAll = []string{"bench", "caddyshaper", "cmd/shaperd", "integration"}
 
 func TestEveryModuleIsInTheWorkspaceAndNamedForItsFolder(t *testing.T) {
 	require.ElementsMatch(t, moduleDirs(t), workspaceDirs(t, "all.work"))
@@ -285,7 +284,7 @@ func TestNoFileNamesAPathOfAMachine(t *testing.T) {
 // the version that the script says.
 func TestVendoredFilesAreThoseOfTheirRelease(t *testing.T) {
 	line, number := regexp.MustCompile(`(?m)^([0-9a-f]{64})  (\S+)$`), regexp.MustCompile(`\d+\.\d+\.\d+`)
-	for dir, script := range map[string]string{"inspect/web/uplot": "uPlot.iife.min.js", "inspect/browsertest/testdata/axe": "axe.min.js"} {
+	for dir, script := range map[string]string{"inspect/web/uplot": "uPlot.iife.min.js", "integration/browsertest/testdata/axe": "axe.min.js"} {
 		vendor, err := os.ReadFile(filepath.Join(root, dir, "VENDOR"))
 		require.NoError(t, err)
 		stated := map[string]string{"VENDOR": fmt.Sprintf("%x", sha256.Sum256(vendor))}

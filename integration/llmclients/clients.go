@@ -1,4 +1,4 @@
-// Command llm calls language models by the client libraries of OpenAI, Anthropic and Google, each
+// Command llmclients calls language models by the client libraries of OpenAI, Anthropic and Google, each
 // paced within a quota. The providers are in memory, so it needs no key and no network.
 //
 //	go run .

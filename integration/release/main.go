@@ -9,9 +9,6 @@
 // lead to other modules of the tree, and with VERSION of those. OUT/proxy then serves
 // it to the go command. Standard output has one line for each such module: its path, and
 // its folder in TREE.
-//
-// It is a module of its own because of golang.org/x/mod, which knows what belongs
-// into the zip file of a module; users of the library need not know that module.
 package main
 
 import (
@@ -94,7 +91,7 @@ type goMod struct {
 
 // notPublished matches the folders of modules that are there to be run or read where
 // the tree is.
-var notPublished = regexp.MustCompile(`(?:^|/)(?:bench|browsertest|examples|internal)(?:/|$)`)
+var notPublished = regexp.MustCompile(`(?:^|/)(?:bench|examples|integration)(?:/|$)`)
 
 // findModules reads the tree in dir.
 func findModules(dir, version string) (*tree, error) {

@@ -1,6 +1,5 @@
 // Package sharedfaults_test shares buckets among several real processes, on real servers,
-// and breaks something. It is a module of its own because it is the only place that knows
-// several engines.
+// and breaks something.
 //
 // A test starts a fleet of workers. A worker is this test binary, started again with a plan
 // in its environment: it makes a Shaper with a shared bucket, sends requests through it as

@@ -25,7 +25,7 @@ const maxPicture = 200_000
 // TestPicturesOfThePage makes the pictures of the documents by playing their scenes: bursts at a shaper for a
 // minute, and a group with many keys. It takes that minute, so it is only made on demand:
 //
-//	GOWORK=$PWD/all.work SHAPER_SCREENSHOTS=../../docs go test -run=TestPicturesOfThePage ./inspect/browsertest
+//	GOWORK=$PWD/all.work SHAPER_SCREENSHOTS=../../docs go test -run=TestPicturesOfThePage ./integration/browsertest
 func TestPicturesOfThePage(t *testing.T) {
 	dir := os.Getenv("SHAPER_SCREENSHOTS")
 	if dir == "" {

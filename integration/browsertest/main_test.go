@@ -1,6 +1,5 @@
 // Package browsertest_test looks at the page of package inspect with a real browser:
-// Chromium, headless, driven by chromedp. It is a module of its own, so that nobody who
-// imports the shaper has chromedp in his go.sum.
+// Chromium, headless, driven by chromedp.
 //
 // The tests run in real time, as a browser has no other. So they never wait for a fixed
 // time: they ask again until the page is as it must be, and give up late.

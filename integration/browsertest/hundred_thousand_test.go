@@ -17,7 +17,7 @@ import (
 // BenchmarkHundredThousandKeys measures what a page costs while a group has 100,000 live
 // keys and 1,000 calls arrive each second:
 //
-//	GOWORK=$PWD/all.work go test -run='^$' -bench=HundredThousandKeys -benchtime=1x ./inspect/browsertest
+//	GOWORK=$PWD/all.work go test -run='^$' -bench=HundredThousandKeys -benchtime=1x ./integration/browsertest
 func BenchmarkHundredThousandKeys(b *testing.B) {
 	const keys = 100_000
 	s := newScene(b)
