@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
@@ -25,6 +26,17 @@ func TestConformance(t *testing.T) {
 		bucket := newTampered(t, newPool(t, servers.StartPgBouncer(t, server)))
 		buckettest.Run(t, func(t *testing.T) shared.Bucket { bucket.t = t; return bucket })
 	})
+}
+
+// One call over the loopback.
+func BenchmarkTake(b *testing.B) {
+	bucket := newBucket(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		answer, err := bucket.Take(b.Context(), one("key", every(1)))
+		require.NoError(b, err)
+		require.True(b, answer.OK)
+	}
 }
 
 // A tampered Bucket is one whose table others write to.

@@ -47,6 +47,18 @@ func TestRedisIsABucket(t *testing.T) {
 	})
 }
 
+// One call over the loopback.
+func BenchmarkTake(b *testing.B) {
+	bucket := redisbucket.New(connect(b, servers.StartRedis(b).Addr))
+	take := shared.Take{Key: "key", Cost: 1, First: 1, Rate: shared.BucketRate{Version: 1, Micros: 1, Parts: 1, Burst: 1}}
+	b.ReportAllocs()
+	for b.Loop() {
+		answer, err := bucket.Take(b.Context(), take)
+		require.NoError(b, err)
+		require.True(b, answer.OK)
+	}
+}
+
 // A damageable is a Bucket whose states the suite can lose and damage.
 type damageable struct {
 	*redisbucket.Bucket

@@ -87,6 +87,74 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 	}
 }
 
+// A command that names no test or benchmark runs none, and says that all is well. What is taken for a number that it
+// measures is then nobody's. A package outside of go.work is not found without the other workspace.
+func TestCommandsOfDocumentsRunSomething(t *testing.T) {
+	kinds := map[string]*regexp.Regexp{
+		"run":   regexp.MustCompile(`(?m)^func ((?:Test|Example|Fuzz)\w*)\(`),
+		"bench": regexp.MustCompile(`(?m)^func (Benchmark\w*)\(`),
+		"fuzz":  regexp.MustCompile(`(?m)^func (Fuzz\w*)\(`),
+	}
+	command := regexp.MustCompile("[^\n`|]*\\bgo test\\b[^\n`|]*|`[^`\n]*-(?:run|bench|fuzz)\\b[^`\n]*`")
+	named := regexp.MustCompile(`-(run|bench|fuzz)[= ](?:'([^']*)'|"([^"]*)"|(\S+))`)
+	inUse := workspaceDirs(t, "go.work")
+	found := 0
+	for _, document := range treeFiles(t) {
+		if filepath.Ext(document) != ".md" && filepath.Base(filepath.Dir(document)) != "deploy" {
+			continue
+		}
+		var packages []string // of the latest command that names any: what stands alone is for these, too
+		whole, flags := read(t, document), 0
+		for _, text := range command.FindAllString(whole, -1) {
+			if strings.Contains(text, "go test ") {
+				packages = regexp.MustCompile(` \./[\w./]+`).FindAllString(text, -1)
+				for i, p := range packages {
+					packages[i] = filepath.Join(root, strings.TrimSuffix(strings.TrimSpace(p), "/..."))
+					require.DirExists(t, packages[i], "%s: %s", document, text)
+					require.True(t, strings.Contains(text, "all.work") || slices.Contains(inUse, moduleOf(packages[i])), "%s: %s is not in go.work: %s", document, p, text)
+				}
+			}
+			for _, m := range named.FindAllStringSubmatch(text, -1) {
+				flags++
+				pattern := m[2] + m[3] + strings.Trim(m[4], "`)")
+				switch {
+				case pattern == "NAME": // which stands for any
+				case pattern == "^$":
+					require.Regexp(t, "-(bench|fuzz)=", text, document)
+				default:
+					require.NotEmpty(t, packages, "%s: of which package is %s?", document, text)
+					pattern, _, _ = strings.Cut(pattern, "/")
+					for _, p := range packages {
+						require.Truef(t, hasFunc(t, p, kinds[m[1]], regexp.MustCompile(pattern)), "%s: %s has nothing for -%s=%s", document, p, m[1], pattern)
+						found++
+					}
+				}
+			}
+		}
+		require.Len(t, named.FindAllString(whole, -1), flags, "%s has a flag in no command, or in one that is on two lines", document)
+	}
+	require.Greater(t, found, 12)
+}
+
+// moduleOf returns the folder of the module that a folder is of.
+func moduleOf(dir string) string {
+	for ; dir != root; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			break
+		}
+	}
+	return dir
+}
+
+// hasFunc reports whether the tests of a package have a function of a kind with a name that fits.
+func hasFunc(t *testing.T, dir string, kind, name *regexp.Regexp) bool {
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	require.NoError(t, err)
+	return slices.ContainsFunc(files, func(file string) bool {
+		return slices.ContainsFunc(kind.FindAllStringSubmatch(read(t, file), -1), func(m []string) bool { return name.MatchString(m[1]) })
+	})
+}
+
 // anchors returns the names by which links reach the headings of a document, as
 // GitHub makes them: lower case, without punctuation, a hyphen for each blank.
 func anchors(text string) (names []string) {
