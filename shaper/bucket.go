@@ -50,9 +50,39 @@ type rare struct {
 	// excess is negative. A value is never changed once it is set.
 	excess *big.Rat
 
-	reservations // see reserve.go
+	// sinceRounded says that line.since is above the exact instant by excess, as the slot of a request is
+	// that the level has let leave. Any other instant from which on a head may leave is a whole nanosecond.
+	// From an exact instant until a rounded one it is longer by the excess than it should be; between two
+	// rounded ones it is exact.
+	sinceRounded bool
 
-	level level // of the flow; nil: it has none
+	ledger ledger // nil: nobody keeps one
+	level  level  // of the flow; nil: it has none
+}
+
+// A ledger follows the level of a bucket, for those that may lower it later on. The bucket tells it
+// whatever the level does but leak.
+type ledger interface {
+	// rises is told before the level rises at an instant, which may be rounded as rare.sinceRounded says.
+	rises(b *bucket, at exact.Nanos, rounded bool)
+	// emptied is told when the level has become 0.
+	emptied()
+	// rescaled is told when the interval was another one until now. Neither is 0.
+	rescaled(b *bucket, from exact.Interval)
+
+	// leaves is told when a request that has an account in the ledger leaves the line now, at the slot
+	// line.since.
+	leaves(d *dispatcher, ln *line, w *waiter, now int64)
+	// givesUp is told when such a request gives up in line, or after it has left.
+	givesUp(b *bucket, w *waiter)
+}
+
+// ledger returns the ledger of a bucket; nil if nobody keeps one.
+func (b *bucket) ledger() ledger {
+	if r := b.coldOrNone().rare; r != nil {
+		return r.ledger
+	}
+	return nil
 }
 
 func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }
@@ -183,20 +213,32 @@ func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, has
 		b.setEmpty(b.interval.Plus(b.empty, lost), nil)
 		slot = earliest
 	}
-	b.leaveAt(slot, n, b.roundsSlot(since, slot))
+	rounded := false
+	if r := b.coldOrNone().rare; r != nil {
+		r.sinceRounded = slot.After(b.cold.hold) && (r.sinceRounded || slot.After(since))
+		rounded = r.sinceRounded
+	}
+	b.leaveAt(slot, n, rounded)
 	return slot, true
+}
+
+// sinceIsWhole notes that line.since has become a whole nanosecond.
+func (b *bucket) sinceIsWhole() {
+	if r := b.coldOrNone().rare; r != nil {
+		r.sinceRounded = false
+	}
 }
 
 // leave raises the level by n for a departure at the instant at.
 func (b *bucket) leave(at exact.Nanos, n int64) { b.leaveAt(at, n, false) }
 
-// leaveAt is leave for a departure at a slot that may be rounded; see roundsSlot.
+// leaveAt is leave for a departure at a slot that may be rounded; see rare.sinceRounded.
 func (b *bucket) leaveAt(at exact.Nanos, n int64, rounded bool) {
 	if at.After(b.empty) {
 		b.setEmpty(at, nil)
 	}
-	if r := b.coldOrNone().rare; r != nil {
-		r.noteLevel(b, at, rounded)
+	if l := b.ledger(); l != nil {
+		l.rises(b, at, rounded)
 	}
 	b.departures++
 	if raised := b.interval.Plus(b.empty, b.interval.Times(n)); raised.Whole() < exact.Forever {
@@ -215,9 +257,6 @@ func (b *bucket) leaveAt(at exact.Nanos, n int64, rounded bool) {
 // left, empty is now the instant of that departure instead of an earlier one, which is
 // the same level from then on.
 func (b *bucket) giveBack(departureNo uint32, n int64) {
-	if r := b.coldOrNone().rare; r != nil {
-		r.sinceStays = true
-	}
 	if b.departures != departureNo {
 		return
 	}
@@ -266,12 +305,16 @@ func (b *bucket) change(to *plan, now int64) {
 	case !b.empty.After(at) || old.IsZero() || next.IsZero():
 		b.plan = to
 		b.setEmpty(at, nil)
-		b.forgetReserved()
+		if l := b.ledger(); l != nil {
+			l.emptied()
+		}
 		return
 	}
 	b.plan = to
 	b.setEmpty(old.Rescale(b.empty, b.roundedUpBy(), now, next))
-	b.rescaleReserved(old)
+	if l := b.ledger(); l != nil {
+		l.rescaled(b, old)
+	}
 }
 
 // A plan is [Limits] in the form that a bucket needs. It never changes; all buckets of

@@ -29,7 +29,21 @@ type request struct {
 	peer    *serverconn.Waiting // nil: no connection is watched for it
 	seat    *seat               // if it has left, and there is a cap
 	verdict *Verdict            // of a dry run, which lets it through
-	arrival *arrival            // if it waits and is recorded; of a call of Reserve, until it is decided upon, the one that leads to its reservation
+	with    *companions         // nil: it has none
+}
+
+// companions are what few requests have beside them.
+type companions struct {
+	account account  // nil: no ledger keeps one
+	arrival *arrival // if it waits and is recorded
+}
+
+// An account is kept for a request by the ledger of the bucket that it leaves. The lock is held when it is told
+// of the request.
+type account interface {
+	pass(d *dispatcher, f *flow, now int64)  // it has left as it came
+	enter(d *dispatcher, f *flow, w *waiter) // it enters the line
+	leave(w *waiter)                         // its call is told that it has left the line
 }
 
 // entryKind says how a request enters a flow.
@@ -192,8 +206,8 @@ func (r *request) needsRelease(d *dispatcher, f *flow) bool {
 func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
 	f.bucket.noteLeftAt(now)
-	if r.arrival != nil {
-		r.reservesAtOnce(d, f, now)
+	if r.with != nil && r.with.account != nil {
+		r.with.account.pass(d, f, now)
 	}
 	if f.capped() {
 		f.lineOrNew().seatsTaken++
@@ -230,15 +244,15 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	ln := f.lineOrNew()
 	w := d.waiters.takeFor(r, now, !d.isDryRun(), &d.mu)
-	if r.arrival != nil {
-		r.reservesInLine(d, f, w)
+	if r.with != nil && r.with.account != nil {
+		r.with.account.enter(d, f, w)
 	}
 	if lv := f.level(); lv != nil && r.kind != reentry {
 		lv.enters(now, r.cost)
 	}
 	head := ln.head
 	if ln.enter(w, r); ln.head != head {
-		ln.since = exact.At(now)
+		ln.beginHead(now)
 		if ln.len == 1 {
 			ln.beginAfter(now)
 		} else {

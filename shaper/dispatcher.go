@@ -202,8 +202,8 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			if d.keyed {
 				d.totals.missed += b.coldOrNone().missed - missed
 			}
-			if w.reservation != 0 {
-				b.rare.reservations.leaves(d, ln, w, at)
+			if w.accounted {
+				b.ledger().leaves(d, ln, w, at)
 			}
 		} else if !lv.leave(w, at) {
 			d.rearm = true
@@ -258,10 +258,7 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 }
 
 // markDirtyLocked notes that the head of a flow or its seats have changed.
-func (d *dispatcher) markDirtyLocked(f *flow) {
-	d.dirty, d.rearm = f, true
-	f.bucket.noteSince()
-}
+func (d *dispatcher) markDirtyLocked(f *flow) { d.dirty, d.rearm = f, true }
 
 // unlockAndArm updates the departures and tells the ticker if something has changed, and
 // releases the lock.
@@ -335,7 +332,7 @@ func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	}
 	if f.line != nil {
 		// A head that the new limits would have let leave sooner leaves now.
-		f.line.since = exact.At(now)
+		f.line.beginHead(now)
 		f.line.leftAt = unknown // The next spacing would be one of two rates.
 	}
 	d.markDirtyLocked(f)

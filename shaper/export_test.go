@@ -115,3 +115,10 @@ func BucketRateOf(l Limits, version int64) BucketRate {
 	r.Version = version
 	return r
 }
+
+// Shadows returns how many reservations a dry run remembers whose requests are in its shadow.
+func Shadows(s *Shaper) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.flow.bucket.reservations().shadows)
+}

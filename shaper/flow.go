@@ -178,8 +178,8 @@ func (f *flow) keptUntil() int64 {
 // notBefore notes that the head of the line, if there is one, could not leave
 // before an instant.
 func (f *flow) notBefore(at int64) {
-	if f.line != nil {
-		f.line.since = exact.Later(f.line.since, exact.At(at))
+	if f.line != nil && !f.line.since.After(exact.At(at)) {
+		f.line.beginHead(at)
 	}
 }
 
@@ -345,6 +345,12 @@ func (ln *line) noteNewHead(now int64) {
 	}
 }
 
+// beginHead notes that from now on nothing but its slot keeps the head of the line.
+func (ln *line) beginHead(now int64) {
+	ln.since = exact.At(now)
+	ln.flow.bucket.sinceIsWhole()
+}
+
 // refuseLocked refuses a request that is in line, and wakes it.
 func (ln *line) refuseLocked(d *dispatcher, w *waiter, now int64, s state) {
 	ln.giveUpLocked(d, w, now, s)
@@ -358,11 +364,13 @@ func (ln *line) giveUpLocked(d *dispatcher, w *waiter, now int64, s state) (newH
 	head := ln.head
 	ln.remove(w, s)
 	d.waiting--
+	if w.accounted {
+		ln.flow.bucket.ledger().givesUp(&ln.flow.bucket, w)
+	}
 	if ln.head == head {
 		return false
 	}
-	// The next one may be due already, if it costs less. It could not leave before now.
-	ln.since = exact.At(now)
+	ln.beginHead(now) // The next one may be due already, if it costs less. It could not leave before now.
 	ln.noteNewHead(now)
 	return true
 }

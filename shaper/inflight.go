@@ -132,7 +132,6 @@ func (held *seat) releaseAwaited(d *dispatcher, f *flow) {
 func (f *flow) freeSeat(now int64) {
 	if !f.hasSeat() {
 		f.notBefore(now)
-		f.bucket.sinceIsWhole()
 		f.bucket.idleUntil(now) // Units that have just been given back may have emptied it before.
 	}
 	f.line.seatsTaken--

@@ -187,6 +187,39 @@ func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(),
 	return given, nil
 }
 
+// An unsettled is a request that has left, and is to be settled once. Another time does nothing.
+type unsettled interface {
+	settle(actual int) // as Reserve says of its settle
+	notSent()          // settles for a request that has not been sent after all
+}
+
+// settleOf returns the settle of an unsettled, which may be nil.
+func settleOf(v unsettled) (settle func(actual int)) {
+	if v == nil {
+		return settleNothing
+	}
+	return v.settle
+}
+
+func settleNothing(int) {}
+
+// spend calls f for a request that has left, and settles with what that returns.
+func spend(ctx context.Context, v unsettled, f func(context.Context) (int, error)) (err error) {
+	actual := -1 // What a panic leaves.
+	defer func() { v.settle(actual) }()
+	actual, err = f(ctx)
+	return err
+}
+
+// spendBy is Spend of any Limiter.
+func spendBy(ctx context.Context, l inner, estimate int, f func(context.Context) (int, error)) error {
+	v, err := l.reserve(ctx, estimate, newcomer)
+	if err != nil {
+		return err
+	}
+	return spend(ctx, v, f)
+}
+
 // A reserver is a [Limiter] whose requests may have costs that are known only when they have ended.
 type reserver interface {
 	Reserve(ctx context.Context, estimate int) (settle func(actual int), err error)

@@ -30,8 +30,8 @@ type waiter struct {
 	departureNo uint32 // the bucket's departures when it left, itself included
 	waiting     int32  // how many were in the line just after it left; before that, where the order of the line finds it, if there is an order
 	state       state
-	reentry     bool   // it was admitted before
-	reservation uint32 // the number of its reservation, modulo 2³²; 0: it has none
+	reentry     bool // it was admitted before
+	accounted   bool // the ledger of its bucket has an account of it
 }
 
 // wake wakes the waiter's goroutine, after its state has changed. The lock is held.
@@ -384,7 +384,7 @@ func (p *waiterPool) take(n, now int64) *waiter {
 	} else {
 		p.head, w.next = w.next, nil
 	}
-	w.state, w.cost, w.at, w.reentry, w.reservation = queued, n, now, false, 0
+	w.state, w.cost, w.at, w.reentry, w.accounted = queued, n, now, false, false
 	return w
 }
 

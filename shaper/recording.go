@@ -40,7 +40,7 @@ type arrival struct {
 	at, deadline, cost int64
 	allow              bool
 	end                atomic.Pointer[ending] // nil: it still waits
-	reservation        *reservation           // of a call of Reserve; see request.arrival
+	with               companions             // of the request, if it has no others
 }
 
 // An ending is the outcome of an arrival. It never changes.

@@ -47,6 +47,24 @@ func TestInADryRunASettleChangesTheShadow(t *testing.T) {
 	}, shaper.WithDryRun())
 }
 
+// What Close refuses never leaves the shadow, so nothing of it is kept, and its estimate stands.
+func TestReservationsThatCloseRefusesInAShadowAreForgotten(t *testing.T) {
+	playReserving(t, "10/s burst 10 depth 2", func(g *reserving) {
+		var settles []func(int)
+		for range 3 {
+			settle, err := g.Reserve(context.Background(), 10)
+			require.NoError(t, err)
+			settles = append(settles, settle)
+		}
+		settles[1](4)
+		require.Equal(t, 2, shaper.Shadows(g.Shaper))
+		require.NoError(t, g.Close())
+		require.Zero(t, shaper.Shadows(g.Shaper))
+		settles[2](4)
+		require.Equal(t, 10, int(g.Stats().Level), "neither has left, so nothing comes back")
+	}, shaper.WithDryRun())
+}
+
 // The bucket of a key is charged that the key has then.
 func TestASettleChargesTheBucketThatTheKeyHasThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

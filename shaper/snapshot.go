@@ -196,7 +196,9 @@ func (r *restoredLevel) since(taken, at time.Time, d *dispatcher) {
 // restore raises the level of a flow to the rest of the restored level, and makes its hold and
 // its block last as long as the restored ones. The lock is held.
 func (r *restoredLevel) restore(d *dispatcher, f *flow, now int64) {
-	f.bucket.noteReserved(now)
+	if l := f.bucket.ledger(); l != nil {
+		l.rises(&f.bucket, exact.At(now), false)
+	}
 	f.bucket.restore(r)
 	if remaining := r.held - r.age; remaining > 0 {
 		c := f.bucket.coldOrNew()

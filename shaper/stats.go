@@ -4,6 +4,7 @@ import (
 	"iter"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
@@ -432,4 +433,27 @@ func (g *Group[K]) Top(n int) []KeyCount[K] {
 		top[i] = KeyCount[K](c)
 	}
 	return top
+}
+
+// settlements are the counts of what has been reserved and settled, in cost units.
+type settlements struct {
+	reserved                      atomic.Int64 // and not settled
+	givenBack, charged, forfeited uint64
+}
+
+// add adds the counts of others.
+func (s *settlements) add(o *settlements) {
+	s.reserved.Add(o.reserved.Load())
+	s.count(o.givenBack, o.charged, o.forfeited)
+}
+
+// units returns the units that are reserved; the greatest int if that is exceeded, as it can be at rate.Inf
+// and where an int has 32 bits.
+func (s *settlements) units() int { return int(min(uint64(s.reserved.Load()), math.MaxInt)) }
+
+// count counts what a settlement has given back, charged, and found drained.
+func (s *settlements) count(givenBack, charged, forfeited uint64) {
+	s.givenBack += givenBack
+	s.charged += charged
+	s.forfeited += forfeited
 }

@@ -139,6 +139,9 @@ func (r *request) takeOutcome(d *dispatcher, f *flow, w *waiter) (at int64, dec 
 		if f.capped() {
 			r.seat = d.seats.take(f, w.departureNo, at)
 		}
+		if w.accounted {
+			r.with.account.leave(w)
+		}
 		if d.mode&modeFair != 0 {
 			d.fair.recordLeft(r, at)
 		}
@@ -193,6 +196,9 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 		if d.mode&modeFair != 0 && f.bucket.departures == w.departureNo && f.line.giveBack(r) {
 			// The new head has had its slot, as its key has the turn. But it may have come since.
 			f.notBefore(f.line.head.at)
+		}
+		if w.accounted {
+			f.bucket.ledger().givesUp(&f.bucket, w)
 		}
 		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {
 			f.line.leftAt = unknown

@@ -165,7 +165,10 @@ func (o *watch) recordLocked(into []*Recording, now int64, r *request, dec decis
 	case r.verdict != nil:
 		a.end.Store(&ending{int64(r.verdict.Wait), r.verdict.Err})
 	case dec.waiter != nil:
-		r.arrival = a
+		if r.with == nil {
+			r.with = &a.with
+		}
+		r.with.arrival = a
 	case a.allow && dec.event == refusedEvent && dec.err == nil: // No RejectError is made for it.
 		a.end.Store(&ending{err: reasonErrors[o.refusalRing.last().reason]})
 	default:
@@ -187,8 +190,8 @@ func (o *watch) endedLocked(f *flow, r *request, at int64, dec *decision) {
 	case abandonedEvent:
 		o.countAbandonmentLocked(f, r.entered)
 	}
-	if r.arrival != nil {
-		r.arrival.end.Store(&ending{waited, dec.err})
+	if r.with != nil && r.with.arrival != nil {
+		r.with.arrival.end.Store(&ending{waited, dec.err})
 	}
 }
 

@@ -21,7 +21,7 @@ const importPolicy = `
 	# The idea knows no engine, no file format and no metrics library: whoever
 	# needs a line pays for nothing else. The type of a rate is x/time's, so that
 	# users of its limiter need not convert.
-	shaper: std internal/exact internal/fair shaper/shared golang.org/x/time/rate
+	shaper: std internal/exact internal/fair internal/settle shaper/shared golang.org/x/time/rate
 
 	# What a Bucket is knows no Shaper: whoever writes one needs nothing else.
 	shaper/shared: std
@@ -55,6 +55,10 @@ const importPolicy = `
 	# engine would do.
 	internal/fair: std
 
+	# How much of an estimate comes back is arithmetic on levels: it knows no lock, no line and no
+	# Shaper. It is the one rule of the engine and of whatever computes what the engine would do.
+	internal/settle: std internal/exact
+
 	# Containers for keys know no bucket, and so no Shaper: what they hold is the Group's.
 	shaper/internal/keyed: std internal/exact shaper/internal/sketch
 
@@ -83,7 +87,7 @@ const importPolicy = `
 
 	# What arrivals would have met under other limits is arithmetic, for inspect and for
 	# whoever replays a log: it runs no Shaper.
-	internal/replay: std shaper internal/exact internal/fair golang.org/x/time/rate
+	internal/replay: std shaper internal/exact internal/fair internal/settle golang.org/x/time/rate
 
 	# The model is played against shaper's public API and judges it, so it shares no
 	# code with it. It is for tests alone: no other line allows it.

@@ -1,0 +1,194 @@
+package shaper
+
+import (
+	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/internal/settle"
+)
+
+// reservations are the ledger of a bucket that requests of Reserve have left.
+type reservations struct {
+	settle.Book
+
+	// shadows are the reservations in the line of a dry run, whose calls have returned.
+	shadows map[*waiter]*reservation
+
+	settlements
+}
+
+// reservations returns the ledger of a bucket, and makes it if there is none.
+func (b *bucket) reservations() *reservations {
+	c := b.coldOrNew()
+	switch {
+	case c.rare == nil:
+		both := new(struct {
+			rare
+			reservations
+		})
+		both.rare.ledger = &both.reservations
+		c.rare = &both.rare
+	case c.rare.ledger == nil:
+		c.rare.ledger = new(reservations)
+	}
+	return c.rare.ledger.(*reservations)
+}
+
+func (rs *reservations) rises(b *bucket, at exact.Nanos, rounded bool) {
+	if rs.Len() > 0 {
+		rs.Rises(b.interval, b.levelAt(at, rounded))
+	}
+}
+
+func (rs *reservations) emptied() { rs.Forget() }
+
+func (rs *reservations) rescaled(b *bucket, from exact.Interval) { rs.Rescale(from, b.interval) }
+
+func (rs *reservations) leaves(d *dispatcher, ln *line, w *waiter, now int64) {
+	v, isShadow := rs.shadows[w]
+	if isShadow {
+		delete(rs.shadows, w)
+		if v.stands {
+			return
+		}
+	}
+	b := &ln.flow.bucket
+	number := rs.Add(b.interval, b.departures, b.levelAt(ln.since, b.rare.sinceRounded))
+	if !isShadow {
+		return // The call is told by leave.
+	}
+	if v.number = number; v.early != 0 {
+		v.settleLocked(d, ln.flow, now, v.early)
+		b.sinceIsWhole()
+	}
+}
+
+func (rs *reservations) givesUp(b *bucket, w *waiter) {
+	if w.state == departed {
+		rs.Drop(b.interval, rs.NumberOf(w.departureNo))
+	}
+	if v := rs.shadows[w]; v != nil {
+		delete(rs.shadows, w)
+		v.number = settle.None
+	}
+}
+
+// levelAt returns the level at an instant, which is no later than that at which it is 0. If the instant is
+// rounded, it is so by as much as empty.
+func (b *bucket) levelAt(at exact.Nanos, rounded bool) settle.Level {
+	l := settle.Level{Span: b.interval.Minus(b.empty, at)}
+	if !rounded {
+		l.Excess = b.roundedUpBy()
+	}
+	return l
+}
+
+// admitted begins a reservation whose request has been admitted to a flow.
+func (v *reservation) admitted(d *dispatcher, f *flow) *reservations {
+	v.of = f.bucket.reservations()
+	v.isOwn = f.level() == nil
+	return v.of
+}
+
+func (v *reservation) pass(d *dispatcher, f *flow, now int64) {
+	b := &f.bucket
+	if rs := v.admitted(d, f); v.isOwn {
+		v.number = rs.Add(b.interval, b.departures, b.levelAt(exact.At(now), false))
+	}
+}
+
+func (v *reservation) enter(d *dispatcher, f *flow, w *waiter) {
+	rs := v.admitted(d, f)
+	w.accounted = v.isOwn
+	if v.isOwn && w.ready == nil && w.parker == nil { // No goroutine waits on it.
+		if rs.shadows == nil {
+			rs.shadows = make(map[*waiter]*reservation)
+		}
+		rs.shadows[w] = v
+	}
+}
+
+func (v *reservation) leave(w *waiter) { v.number = v.of.NumberOf(w.departureNo) }
+
+// settleLocked settles a reservation that has left the flow, and was too great by over, or too small if over is negative.
+func (v *reservation) settleLocked(d *dispatcher, f *flow, now, over int64) {
+	b := &f.bucket
+	switch {
+	case f.level() != nil: // Its level is not the bucket's.
+	case over > 0:
+		rest, back, ok := v.of.GiveBack(b.interval, b.levelAt(exact.At(now), false), v.number, over)
+		if ok {
+			b.lowerTo(rest, now)
+		}
+		d.countSettledLocked(f, uint64(back), 0, uint64(over-back))
+		f.notBefore(now)
+	default:
+		v.of.Drop(b.interval, v.number)
+		f.chargeLocked(d, now, -over)
+	}
+}
+
+// chargeLocked charges the bucket of a flow. A charge is as a departure, which no request makes.
+func (f *flow) chargeLocked(d *dispatcher, now, n int64) {
+	if f.level() == nil {
+		f.bucket.leave(exact.At(now), n)
+		d.countSettledLocked(f, 0, uint64(n), 0)
+	}
+}
+
+// lowerTo lowers the level to a rest.
+func (b *bucket) lowerTo(rest settle.Level, now int64) {
+	at := exact.At(now)
+	empty := b.interval.Plus(at, rest.Span)
+	switch {
+	case rest.IsZero():
+		b.setEmpty(at, nil)
+	case rest.Excess == nil:
+		b.setEmpty(empty, nil)
+	default:
+		b.setEmpty(b.interval.Add(empty, rest.Excess, 0))
+	}
+}
+
+// retimeLocked re-times the line of a flow after its level has changed.
+func (d *dispatcher) retimeLocked(f *flow, now int64) {
+	if f.line != nil {
+		f.line.leftAt = unknown // The next spacing would not be one of the schedule alone.
+		f.line.noteNewHead(now)
+	}
+	d.markDirtyLocked(f)
+	d.advanceLocked(now, headFirst)
+}
+
+// atMost is AtMost for a flow.
+func (f *flow) atMost(d *dispatcher, now int64, n int) {
+	b := &f.bucket
+	room := b.burst - int64(max(n, 0))
+	if room <= 0 || b.interval.IsZero() || f.level() != nil {
+		return
+	}
+	empty := b.interval.Plus(exact.At(now), b.interval.Times(room))
+	if b.interval.Compare(empty, nil, b.empty, b.roundedUpBy()) <= 0 {
+		return
+	}
+	b.leave(exact.At(now), 0) // To giveBack the rise of the level is as a departure, which no request makes.
+	b.setEmpty(empty, nil)
+	d.retimeLocked(f, now)
+}
+
+// countSettledLocked counts a settlement for a flow, and in a [Group] for all.
+func (o *watch) countSettledLocked(f *flow, givenBack, charged, forfeited uint64) {
+	f.bucket.reservations().count(givenBack, charged, forfeited)
+	if o.totals != nil {
+		o.totals.count(givenBack, charged, forfeited)
+	}
+}
+
+// settled returns the counts of settlements of a flow, to be read.
+func (f *flow) settled() *settlements {
+	if rs, _ := f.bucket.ledger().(*reservations); rs != nil {
+		return &rs.settlements
+	}
+	return &noSettlements
+}
+
+// noSettlements are the counts of a flow without settlements. It is only read.
+var noSettlements settlements
