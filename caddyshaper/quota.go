@@ -120,20 +120,16 @@ func readQuota(s *Shape, set *settings) error {
 	if s.Quota.Burst != nil {
 		q.burst = time.Duration(*s.Quota.Burst)
 	}
-	switch {
+	var wrong *llm.QuotaError
+	switch errors.As(q.Validate(q.burst), &wrong); {
 	case !slices.Contains(gateway.Providers(), q.provider):
 		return fmt.Errorf("quota: the provider %q is unknown, must be one of %s", q.provider, strings.Join(gateway.Providers(), ", "))
-	case q.Quota == llm.Quota{}:
+	case wrong != nil && wrong.Setting == "":
 		return errors.New(`quota: it has no limit; say what the provider allows in a minute, as in "requests 500" and "tokens 90000"`)
-	case q.burst < 0 || q.burst > time.Minute:
-		return fmt.Errorf("burst: %v, must be from 0 to 1m", q.burst)
+	case wrong != nil:
+		return fmt.Errorf("%s: %s, %s", wrong.Setting, wrong.Value, wrong.Must)
 	case s.Wait < 0 || s.Depth < 0 || s.InFlight < 0 || s.TeamMetrics < 0:
 		return errors.New("quota: depth, wait, inflight and team_metrics must not be negative")
-	}
-	for _, n := range []int{q.Requests, q.Tokens, q.Input, q.Output} {
-		if n < 0 {
-			return fmt.Errorf("quota: %d, must not be negative", n)
-		}
 	}
 	parts := []string{}
 	if s.Fair != nil {

@@ -262,9 +262,9 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 	config, err := adapt(s.caddyfile(quotaShape("requests 5", "")))
 	require.NoError(t, err)
 	for was, is := range map[string][2]string{
-		`"requests":5`:                   {`"requests":-5`, `quota: -5, must not be negative`},
+		`"requests":5`:                   {`"requests":-5`, `requests: -5, must not be negative`},
 		`"by":["header:X-Team"]`:         {`"by":["all"]`, `fair: "all" tells no requests apart`},
-		`"provider":"openai-compatible"`: {`"burst":-1,"provider":"openai"`, `burst: -1ns, must be from 0 to 1m`},
+		`"provider":"openai-compatible"`: {`"burst":-1,"provider":"openai"`, `burst: -1ns, must be from 0s to 1m`},
 	} {
 		require.ErrorContains(t, caddy.Load([]byte(strings.Replace(string(config), was, is[0], 1)), true), is[1])
 	}

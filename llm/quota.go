@@ -1,10 +1,11 @@
 package llm
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
+	"strconv"
+	"strings"
 	"time"
 
 	"example.com/leakybucket/shaper"
@@ -37,21 +38,10 @@ type Usage struct {
 // how to choose burst; with 0 calls leave evenly spaced, and settling gives hardly anything back.
 // depth is how many calls may wait.
 //
-// A quota without any limit gives an error, and so does a negative number.
+// What [Quota.Validate] refuses gives its error, and a negative depth gives the error of [shaper.Limits.Validate].
 func (q Quota) Limits(burst time.Duration, depth int) (shaper.Limits, error) {
-	if q == (Quota{}) {
-		return shaper.Limits{}, errors.New("llm: the Quota has no limit")
-	}
-	for _, limit := range []struct {
-		name string
-		n    int
-	}{{"Requests", q.Requests}, {"Tokens", q.Tokens}, {"Input", q.Input}, {"Output", q.Output}} {
-		if limit.n < 0 {
-			return shaper.Limits{}, fmt.Errorf("llm: Quota.%s is %d, must not be negative", limit.name, limit.n)
-		}
-	}
-	if burst < 0 || burst > time.Minute {
-		return shaper.Limits{}, fmt.Errorf("llm: the burst is %v, must be from 0 to a minute", burst)
+	if err := q.Validate(burst); err != nil {
+		return shaper.Limits{}, err
 	}
 	l := shaper.Limits{
 		Rate:  minute / 60.0,
@@ -62,6 +52,66 @@ func (q Quota) Limits(burst time.Duration, depth int) (shaper.Limits, error) {
 		return shaper.Limits{}, err
 	}
 	return l, nil
+}
+
+// A QuotaError says what is wrong with the settings of a quota. Its fields let commands and configurations name the
+// setting as their users know it.
+type QuotaError struct {
+	Setting string // "requests", "tokens", "input", "output" or "burst"; "": the quota has no limit
+	Value   string // as in "-1", or "2m0s"
+	Must    string // as in "must not be negative"
+}
+
+func (e *QuotaError) Error() string {
+	if e.Setting == "" {
+		return "llm: the Quota has no limit"
+	}
+	return fmt.Sprintf("llm: Quota: %s is %s, %s", e.Setting, e.Value, e.Must)
+}
+
+// Validate returns a [*QuotaError] for a quota without any limit, a negative number, and a burst that is not from 0 to a
+// minute; see [Quota.Limits].
+func (q Quota) Validate(burst time.Duration) error {
+	if q == (Quota{}) {
+		return new(QuotaError)
+	}
+	for _, limit := range []struct {
+		name string
+		n    int
+	}{{"requests", q.Requests}, {"tokens", q.Tokens}, {"input", q.Input}, {"output", q.Output}} {
+		if limit.n < 0 {
+			return &QuotaError{limit.name, strconv.Itoa(limit.n), "must not be negative"}
+		}
+	}
+	if burst < 0 || burst > time.Minute {
+		return &QuotaError{"burst", burst.String(), "must be from 0s to 1m"}
+	}
+	return nil
+}
+
+// ParseWeights reads the shares of teams where others have 1, as commands take them: gold=4,batch=1. A weight is from 1 to
+// 1000, as for [shaper.WithFairQueue]. The name of a team may be empty; an empty text has no weights.
+func ParseWeights(text string) (map[string]int, error) {
+	weights := map[string]int{}
+	if text == "" {
+		return weights, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		at := strings.LastIndexByte(part, '=')
+		if at < 0 {
+			return nil, fmt.Errorf("%q, must be a team, = and a number, as in gold=4", part)
+		}
+		team := strings.TrimSpace(part[:at])
+		n, err := strconv.Atoi(strings.TrimSpace(part[at+1:]))
+		switch _, twice := weights[team]; {
+		case err != nil || n < 1 || n > 1000:
+			return nil, fmt.Errorf("%q, must be a number from 1 to 1000", part)
+		case twice:
+			return nil, fmt.Errorf("the team %q is said twice", team)
+		}
+		weights[team] = n
+	}
+	return weights, nil
 }
 
 // Cost returns what a call costs in a bucket of [Quota.Limits]: the largest of its shares of the

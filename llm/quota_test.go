@@ -35,14 +35,36 @@ func TestLimitsOfWhatIsNoQuota(t *testing.T) {
 		want  string
 	}{
 		{llm.Quota{}, time.Second, 1, "llm: the Quota has no limit"},
-		{llm.Quota{Requests: -1}, time.Second, 1, "llm: Quota.Requests is -1, must not be negative"},
-		{llm.Quota{Requests: 1, Output: -2}, time.Second, 1, "llm: Quota.Output is -2, must not be negative"},
-		{llm.Quota{Tokens: 1}, -1, 1, "llm: the burst is -1ns, must be from 0 to a minute"},
-		{llm.Quota{Tokens: 1}, time.Minute + 1, 1, "llm: the burst is 1m0.000000001s, must be from 0 to a minute"},
+		{llm.Quota{Requests: -1}, time.Second, 1, "llm: Quota: requests is -1, must not be negative"},
+		{llm.Quota{Requests: 1, Output: -2}, time.Second, 1, "llm: Quota: output is -2, must not be negative"},
+		{llm.Quota{Tokens: 1}, -1, 1, "llm: Quota: burst is -1ns, must be from 0s to 1m"},
+		{llm.Quota{Tokens: 1}, time.Minute + 1, 1, "llm: Quota: burst is 1m0.000000001s, must be from 0s to 1m"},
 		{llm.Quota{Tokens: 1}, time.Second, -1, "shaper: Limits.Depth is -1, must not be negative"},
 	} {
 		_, err := tt.q.Limits(tt.burst, tt.depth)
 		require.EqualError(t, err, tt.want)
+	}
+}
+
+func TestWeightsOfTeamsAreRead(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		want map[string]int
+		says string
+	}{
+		{"", map[string]int{}, ""},
+		{"gold=4, a=b = 1000,=2", map[string]int{"gold": 4, "a=b": 1000, "": 2}, ""},
+		{"gold", nil, `"gold", must be a team, = and a number, as in gold=4`},
+		{"gold=0", nil, `"gold=0", must be a number from 1 to 1000`},
+		{"gold=1001", nil, `"gold=1001", must be a number from 1 to 1000`},
+		{"gold=x", nil, `"gold=x", must be a number from 1 to 1000`},
+		{"a=1,a =2", nil, `the team "a" is said twice`},
+	} {
+		weights, err := llm.ParseWeights(tt.text)
+		require.Equal(t, tt.want, weights)
+		if tt.says != "" {
+			require.EqualError(t, err, tt.says)
+		}
 	}
 }
 

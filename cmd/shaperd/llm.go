@@ -156,8 +156,13 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 	if o.fair, err = readFairFlag(f.String("fair"), o.teams != ""); err != nil {
 		return o, err
 	}
-	if o.weights, err = readWeightsFlag(f.String("weights")); err != nil {
-		return o, err
+	if o.weights, err = llm.ParseWeights(f.String("weights")); err != nil {
+		return o, fmt.Errorf("--weights: %w", err)
+	}
+	for team := range o.weights {
+		if team == "" || strings.ContainsAny(team, "\n\r") {
+			return o, fmt.Errorf("--weights: %q, must name teams, each in one line", f.String("weights"))
+		}
 	}
 	if o.fair == "" && len(o.weights) > 0 {
 		return o, fmt.Errorf("--weights: %q, but with --fair none all calls have one line", f.String("weights"))
@@ -166,25 +171,24 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 }
 
 func (o *llmOptions) checkNumbers() error {
+	var wrong *llm.QuotaError
+	switch errors.As(o.quota.Validate(o.burst), &wrong); {
+	case wrong == nil:
+	case wrong.Setting == "":
+		return errors.New("the quota is missing: say --requests, --tokens, --input or --output, as on the provider's page, or --demo to look at it first")
+	default:
+		return fmt.Errorf("--%s: %s, %s", wrong.Setting, wrong.Value, wrong.Must)
+	}
 	for _, n := range []struct {
 		flag string
 		n    int
-	}{
-		{"requests", o.quota.Requests}, {"tokens", o.quota.Tokens}, {"input", o.quota.Input}, {"output", o.quota.Output},
-		{"inflight", o.inflight}, {"team-metrics", o.teamMetrics},
-	} {
+	}{{"inflight", o.inflight}, {"team-metrics", o.teamMetrics}} {
 		if n.n < 0 {
 			return fmt.Errorf("--%s: %d, must not be negative", n.flag, n.n)
 		}
 	}
 	if o.depth < 1 {
 		return fmt.Errorf("--depth: %d, must be at least 1", o.depth)
-	}
-	if o.quota == (llm.Quota{}) {
-		return errors.New("the quota is missing: say --requests, --tokens, --input or --output, as on the provider's page, or --demo to look at it first")
-	}
-	if o.burst < 0 || o.burst > time.Minute {
-		return fmt.Errorf("--burst: %v, must be from 0s to 1m", o.burst)
 	}
 	if o.wait <= 0 {
 		return fmt.Errorf("--wait: %v, must be above 0", o.wait)
@@ -239,31 +243,6 @@ func readFairFlag(text string, hasTeams bool) (string, error) {
 		return "header " + name, nil
 	}
 	return "", fmt.Errorf("--fair: %q, must be header:NAME, client_ip, host, team or none", text)
-}
-
-func readWeightsFlag(text string) (map[string]int, error) {
-	weights := map[string]int{}
-	if text == "" {
-		return weights, nil
-	}
-	for part := range strings.SplitSeq(text, ",") {
-		at := strings.LastIndexByte(part, '=')
-		if at < 0 {
-			return nil, fmt.Errorf("--weights: %q, must be a team, = and a number, as in gold=4", part)
-		}
-		team := strings.TrimSpace(part[:at])
-		n, err := strconv.Atoi(strings.TrimSpace(part[at+1:]))
-		switch _, twice := weights[team]; {
-		case err != nil || n < 1 || n > 1000:
-			return nil, fmt.Errorf("--weights: %q, must be a number from 1 to 1000", part)
-		case team == "" || strings.ContainsAny(team, "\n\r"):
-			return nil, fmt.Errorf("--weights: %q, must name a team", part)
-		case twice:
-			return nil, fmt.Errorf("--weights: the team %q is said twice", team)
-		}
-		weights[team] = n
-	}
-	return weights, nil
 }
 
 func (o *llmOptions) checkAddresses() error {

@@ -34,6 +34,7 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 		`--fair: "none", but with --teams the teams take turns`:               {"--fair", "none", "--teams", "f", "--key-env", "HOME"},
 		`--weights: "gold", must be a team, = and a number`:                   {"--weights", "gold"},
 		`--weights: "gold=0", must be a number from 1 to 1000`:                {"--weights", "gold=0"},
+		`--weights: "=4", must name teams, each in one line`:                  {"--weights", "=4"},
 		`--weights: the team "a" is said twice`:                               {"--weights", "a=1,a=2"},
 		`--weights: "a=2", but with --fair none`:                              {"--weights", "a=2", "--fair", "none"},
 		`--teams: "f", but without --key-env`:                                 {"--teams", "f"},

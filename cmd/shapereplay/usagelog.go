@@ -5,13 +5,13 @@ import (
 	"flag"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/quota"
 	"example.com/leakybucket/cmd/shapereplay/internal/report"
+	"example.com/leakybucket/llm"
 )
 
 // forUsage are the flags that are for the format usage alone, and forBoth those that are for it and for
@@ -34,29 +34,12 @@ func (a *arguments) addQuota(flags *flag.FlagSet) {
 	flags.DurationVar(&a.quota.Burst, "burst", 30*time.Second, "")
 	flags.IntVar(&a.quota.Depth, "depth", 1000, "")
 	flags.DurationVar(&a.quota.MaxWait, "wait", 2*time.Minute, "")
-	flags.Func("weights", "", func(text string) error { return setWeights(&a.quota, text) })
-}
-
-// setWeights reads weights such as gold=4,batch=1.
-func setWeights(to *quota.Setup, text string) error {
-	if to.Weights == nil {
-		to.Weights = map[string]int{}
-	}
-	for pair := range strings.SplitSeq(text, ",") {
-		i := strings.LastIndexByte(pair, '=')
-		if i < 0 {
-			return fmt.Errorf("%q must be a team and its weight, such as gold=4", pair)
-		}
-		weight, err := strconv.Atoi(pair[i+1:])
-		if err != nil || weight < 1 || weight > 1000 {
-			return fmt.Errorf("%q: a weight must be from 1 to 1000", pair)
-		}
-		if _, twice := to.Weights[pair[:i]]; twice {
-			return fmt.Errorf("%q: the team has a weight already", pair)
-		}
-		to.Weights[pair[:i]] = weight
-	}
-	return nil
+	var weights []string // The flag may be given more than once.
+	flags.Func("weights", "", func(text string) (err error) {
+		weights = append(weights, text)
+		a.quota.Weights, err = llm.ParseWeights(strings.Join(weights, ","))
+		return err
+	})
 }
 
 // checkGiven returns an error about flags that are not for the format.

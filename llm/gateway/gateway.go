@@ -83,7 +83,7 @@ func New(c Config) (*Gateway, error) {
 	if !ok {
 		return nil, fmt.Errorf("gateway: the provider %q is unknown, must be one of %s", c.Provider, strings.Join(Providers(), ", "))
 	}
-	if _, err := c.Quota.Limits(0, 0); err != nil {
+	if err := c.Quota.Validate(0); err != nil {
 		return nil, err
 	}
 	if c.Line == nil {

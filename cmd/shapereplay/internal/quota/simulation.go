@@ -68,8 +68,13 @@ func (s Setup) limits() (shaper.Limits, error) {
 	if _, known := counted[s.Provider]; !known {
 		return shaper.Limits{}, fmt.Errorf("-provider %q: must be %s", s.Provider, Providers())
 	}
-	if s.Quota == (llm.Quota{}) {
+	var wrong *llm.QuotaError
+	switch errors.As(s.Quota.Validate(s.Burst), &wrong); {
+	case wrong == nil:
+	case wrong.Setting == "":
 		return shaper.Limits{}, errors.New("-requests, -tokens, -input or -output is missing: what does the quota allow in a minute?")
+	default:
+		return shaper.Limits{}, fmt.Errorf("-%s %s: %s", wrong.Setting, wrong.Value, wrong.Must)
 	}
 	l, err := s.Quota.Limits(s.Burst, s.Depth)
 	if err != nil {
