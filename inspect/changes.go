@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -58,9 +59,13 @@ const (
 	stuck     = "failed" // it could not be ended when the Inspector was closed, or the source removed
 )
 
-func newRecord(kind string, of target, who string, until time.Time) record {
+func newRecord(kind string, want command, until time.Time) record {
+	from, of := want.from, want.of
+	if from.IsZero() {
+		from = time.Now()
+	}
 	return record{Kind: kind, Source: of.source.name, Key: strings.ToValidUTF8(of.key, "\uFFFD"), ID: idOf(of.key),
-		Who: who, From: time.Now().UTC(), Until: instant(until)}
+		Who: want.who, From: from.UTC(), Until: instant(until)}
 }
 
 // ended returns the record of the change once it has ended, before its time by somebody unless by
@@ -150,6 +155,66 @@ func (c *core) withOverride(b bucket) bucket {
 	return b
 }
 
+// A Change is a change that somebody has made through the API, and that has not ended: of the limits of a bucket, or a
+// hold of its line.
+type Change struct {
+	Source, Key string // the key is the text of the key of a Group
+	Who         string
+	From, Until time.Time
+
+	Limits shaper.Limits // zero: it is a hold
+	Before shaper.Limits // that Limits have replaced
+}
+
+// Changes returns the changes that are in force, the oldest first. A program that keeps them can [Inspector.Resume] them after a
+// restart, or when another source has taken the place of one.
+func (i *Inspector) Changes() (all []Change) {
+	i.controller.endOvertaken()
+	c := i.controller
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, a := range c.active {
+		all = append(all, Change{key.of.source.name, key.of.key, a.record.Who, a.record.From, *a.record.Until, a.given.limits, a.basis})
+	}
+	slices.SortFunc(all, func(a, b Change) int {
+		return cmp.Or(a.From.Compare(b.From), strings.Compare(a.Source, b.Source), strings.Compare(a.Key, b.Key), cmp.Compare(b.Limits.Rate, a.Limits.Rate))
+	})
+	return all
+}
+
+// Resume puts a change in force for the rest of its time, as if it had just been made through the API: in its end, the limits that
+// are in force now are put back. It returns an error if that time is over, if there is no such bucket, or if
+// the API would have refused the change.
+func (i *Inspector) Resume(c Change) error {
+	w, err := i.sourceNamed(c.Source)
+	if err != nil {
+		return err
+	}
+	ref, ok := w.source.find(c.Key)
+	if !ok {
+		return fmt.Errorf("inspect: Resume: the source %q has no bucket of the key %q", c.Source, shorten(c.Key))
+	}
+	if !c.Until.After(time.Now()) {
+		return fmt.Errorf("inspect: Resume: the change ended at %v", c.Until)
+	}
+	want := command{of: target{source: w, key: c.Key}, ref: ref, who: c.Who, limits: c.Limits, text: c.Limits.String(), from: c.From, until: c.Until}
+	if c.Limits == (shaper.Limits{}) {
+		_, err = i.controller.hold(want)
+	} else {
+		_, err = i.controller.setLimits(want)
+	}
+	return err
+}
+
+// Overtake ends a change of limits that [Inspector.Changes] has returned, if it is still in force, and leaves the limits
+// of the bucket as they are. It is for a program that has given the bucket other limits, which may be the very ones of
+// the change: from limits alone that can't be told.
+func (i *Inspector) Overtake(c Change) {
+	if w := i.source(c.Source); w != nil {
+		i.controller.overtake(changeKey{of: target{source: w, key: c.Key}}, c.From)
+	}
+}
+
 // serveChanges tells of all changes that are in force, and of the latest that have ended.
 func (i *Inspector) serveChanges(w http.ResponseWriter, _ *http.Request, q query) error {
 	name := q.text("source")
@@ -158,6 +223,7 @@ func (i *Inspector) serveChanges(w http.ResponseWriter, _ *http.Request, q query
 		InForce []record  `json:"in_force"`
 		Past    []record  `json:"past"`
 	}{At: time.Now().UTC()}
+	i.controller.endOvertaken() // So that what is told is what is in force.
 	i.mu.Lock()
 	answer.InForce, answer.Past = i.ledger.current(), append([]record{}, i.ledger.past...)
 	known := name == "" || i.sourceLocked(name) != nil

@@ -197,3 +197,127 @@ func TestLimitsThatOthersHaveSetSinceAreNotToldAsAChange(t *testing.T) {
 		require.Equal(t, "33/h depth 0", got.Override.Before)
 	})
 }
+
+// keyLimits returns the limits of a key, whose bucket need not be in use.
+func keyLimits(t *testing.T, g *shaper.Group[string], key string) shaper.Limits {
+	t.Helper()
+	l, err := g.LimitsOf(key)
+	require.NoError(t, err)
+	return l
+}
+
+// What is told to be in force must be in force, also when the program itself has set other limits since.
+func TestALimitThatOthersHaveReplacedIsNotToldToBeInForce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, g := made.Shaper(t, "50/s"), made.Group[string](t, "50/s")
+		c := newConsole(t, inspect.Of(s))
+		c.Add("keys", inspect.OfGroup(g))
+		require.True(t, g.Allow("set") && g.Allow("reset") && g.Allow("stays"))
+		c.post(t, "/api/limits", `{"source":"one","limits":"7/s","for":"10m"}`)
+		for _, key := range []string{"set", "reset", "stays"} {
+			c.post(t, "/api/limits", `{"source":"keys","key":"`+key+`","limits":"7/s","for":"10m"}`)
+		}
+		require.NoError(t, s.SetLimits(made.Limits(t, "60/s")))
+		require.NoError(t, g.SetLimits("set", made.Limits(t, "60/s")))
+		require.NoError(t, g.ResetLimits("reset"))
+		g.Reload()
+
+		stream := listen(t, c, "/api/events")
+		var hello struct {
+			InForce []record `json:"in_force"`
+		}
+		stream.until("hello", &hello)
+		inForce, past := c.recorded(t, "")
+		require.Equal(t, inForce, hello.InForce)
+		require.Len(t, inForce, 1)
+		require.Equal(t, "stays", inForce[0].Key)
+		require.Len(t, past, 3)
+		for _, r := range past {
+			require.Equal(t, "overtaken", *r.Outcome, r.Source+r.Key)
+		}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, made.Limits(t, "60/s"), s.Limits())
+		require.Equal(t, made.Limits(t, "60/s"), keyLimits(t, g, "set"))
+		require.Equal(t, made.Limits(t, "50/s"), keyLimits(t, g, "reset"))
+		require.Equal(t, made.Limits(t, "50/s"), keyLimits(t, g, "stays"))
+	})
+}
+
+// A restart must not undo what an operator has done for a time.
+func TestAChangeIsResumedForTheRestOfItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sources := func(c console) (*shaper.Shaper, *shaper.Group[string]) {
+			s, g := made.Shaper(t, "50/s"), made.Group[string](t, "50/s")
+			c.Add("line", inspect.Of(s))
+			c.Add("keys", inspect.OfGroup(g))
+			return s, g
+		}
+		first := newConsole(t, inspect.Of(made.Shaper(t, "1/s")))
+		sources(first)
+		first.post(t, "/api/limits", `{"source":"line","limits":"7/s","for":"10m","who":"Ann"}`)
+		first.post(t, "/api/limits", `{"source":"keys","key":"a","limits":"8/s","for":"10m","who":"Ann"}`)
+		first.post(t, "/api/limits", `{"source":"keys","key":"a","limits":"9/s","for":"20m","who":"Ann"}`)
+		first.post(t, "/api/hold", `{"source":"line","for":"10m"}`)
+		inForce, _ := first.recorded(t, "")
+		changes := first.Changes()
+		require.Len(t, changes, 3)
+		require.NoError(t, first.Close())
+		require.Empty(t, first.Changes())
+
+		time.Sleep(4 * time.Minute)
+		second := newConsole(t, inspect.Of(made.Shaper(t, "1/s")))
+		s, g := sources(second)
+		for _, c := range changes {
+			require.NoError(t, second.Resume(c))
+		}
+		again, _ := second.recorded(t, "")
+		require.Equal(t, inForce, again)
+		require.Equal(t, changes, second.Changes())
+		require.Equal(t, made.Limits(t, "7/s"), s.Limits())
+		require.Equal(t, made.Limits(t, "9/s"), keyLimits(t, g, "a"))
+		require.Equal(t, made.Limits(t, "50/s"), changes[0].Before, "of the first of two")
+
+		time.Sleep(6*time.Minute - 1)
+		synctest.Wait()
+		require.Equal(t, made.Limits(t, "7/s"), s.Limits())
+		require.True(t, s.Stats().HeldUntil.After(time.Now()))
+		time.Sleep(1)
+		synctest.Wait()
+		require.Equal(t, made.Limits(t, "50/s"), s.Limits())
+		require.False(t, s.Stats().HeldUntil.After(time.Now()))
+		require.Equal(t, made.Limits(t, "9/s"), keyLimits(t, g, "a"))
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, made.Limits(t, "50/s"), keyLimits(t, g, "a"))
+
+		require.ErrorContains(t, second.Resume(changes[0]), "the change ended at")
+		late := changes[1]
+		late.Source, late.Until = "none", time.Now().Add(time.Hour)
+		require.ErrorContains(t, second.Resume(late), `"none"`)
+		late.Source, late.Key = "line", "key"
+		require.ErrorContains(t, second.Resume(late), `the source "line" has no bucket of the key "key"`)
+	})
+}
+
+// Limits that a program has put in force for good may be the very ones of the change: its end must not take them away.
+func TestTheEndOfAChangeThatWasOvertakenLeavesTheSameLimitsInForce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := made.Shaper(t, "50/s")
+		c := newConsole(t, inspect.Of(s))
+		c.post(t, "/api/limits", `{"source":"one","limits":"7/s","for":"10m"}`)
+		earlier := c.Changes()[0]
+		time.Sleep(time.Minute)
+		c.post(t, "/api/limits", `{"source":"one","limits":"7/s","for":"10m"}`)
+		c.Overtake(earlier) // It has been replaced.
+		require.Len(t, c.Changes(), 1)
+		require.NoError(t, s.SetLimits(made.Limits(t, "7/s")))
+		c.Overtake(c.Changes()[0])
+		inForce, past := c.recorded(t, "")
+		require.Empty(t, inForce)
+		require.Equal(t, "overtaken", *past[0].Outcome)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, made.Limits(t, "7/s"), s.Limits())
+	})
+}

@@ -57,6 +57,16 @@ type command struct {
 	limits shaper.Limits // of the field "limits"
 	text   string        // the field itself
 	span   time.Duration // of the field "for"
+
+	from, until time.Time // of a change that is resumed; zero: it is a new one, for span
+}
+
+// end returns when the change is to end.
+func (c *command) end() time.Time {
+	if !c.until.IsZero() {
+		return c.until
+	}
+	return time.Now().Add(c.span)
 }
 
 // readCommand returns the command in a request that may change something. It has the named fields,

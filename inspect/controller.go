@@ -54,7 +54,8 @@ type activeChange struct {
 	// become of it. With an error it has not ended.
 	end func(closing bool) (what, outcome string, err error)
 
-	given, before setting // of a change of limits: its own, and the one that it replaced
+	given, before setting       // of a change of limits: its own, and the one that it replaced
+	basis         shaper.Limits // of a change of limits: the ones that it has replaced, as its record says them
 
 	until  time.Time // of a hold: when the line is to be released
 	own    bool      // of a hold: until is the end of a hold by the controller, and not of one by others
@@ -89,23 +90,23 @@ func (c *controller) setLimits(want command) (change, error) {
 		return change{}, &failure{http.StatusBadRequest, "limits", want.text,
 			fmt.Sprintf("Limits.InFlight is 0 and can't become %d for a time: without a cap requests don't say when they end", l.InFlight)}
 	}
-	until := time.Now().Add(want.span)
-	r := newRecord("limits", want.of, want.who, until)
-	text, replaces := l.String(), now.String()
-	before := want.ref.setting()
+	until := want.end()
+	r := newRecord("limits", want, until)
+	basis, before := now, want.ref.setting()
 	switch {
 	case earlier == nil:
 	case before == earlier.given:
-		before, replaces = earlier.before, *earlier.record.Before
+		before, basis = earlier.before, earlier.basis
 	default:
 		r.earlier = overtaken
 	}
+	text, replaces := l.String(), basis.String()
 	r.Limits, r.Before = &text, &replaces
 	if err := want.ref.setLimits(l); err != nil {
 		return change{}, &failure{http.StatusBadRequest, "limits", want.text, err.Error()}
 	}
 	given := setting{l, true}
-	a := &activeChange{record: r, ref: want.ref, given: given, before: before}
+	a := &activeChange{record: r, ref: want.ref, given: given, before: before, basis: basis}
 	a.end = func(bool) (what, outcome string, err error) {
 		switch others := want.ref.setting(); {
 		case !others.given:
@@ -165,13 +166,13 @@ func (c *controller) hold(want command) (change, error) {
 	if err != nil {
 		return change{}, err
 	}
-	want.ref.hold(want.span)
-	now := time.Now()
+	now, until := time.Now(), want.end()
+	want.ref.hold(until.Sub(now))
 	what, a := "held", &activeChange{ref: want.ref}
 	if st, inUse := want.ref.stats(); inUse {
 		a.until = st.HeldUntil
 	} else if _, err := limitsNow(want.ref); err == nil && !want.of.source.source.read().closed {
-		what, a.until, a.shares = "held, with the keys that share its bucket because there are too many", now.Add(want.span), true
+		what, a.until, a.shares = "held, with the keys that share its bucket because there are too many", until, true
 		if earlier != nil && earlier.until.After(a.until) {
 			a.until = earlier.until
 		}
@@ -179,8 +180,8 @@ func (c *controller) hold(want command) (change, error) {
 	if !a.until.After(now) {
 		return change{}, &failure{Status: http.StatusConflict, Message: "the line of this bucket can't be held: its limits can't be had, or it is closed"}
 	}
-	a.record = newRecord("hold", want.of, want.who, a.until)
-	a.own = !a.until.After(now.Add(want.span)) || earlier != nil && earlier.own && earlier.until.Equal(a.until)
+	a.record = newRecord("hold", want, a.until)
+	a.own = !a.until.After(until) || earlier != nil && earlier.own && earlier.until.Equal(a.until)
 	a.end = func(closing bool) (what, outcome string, err error) {
 		st, _ := want.ref.stats()
 		switch {
@@ -204,7 +205,7 @@ func (c *controller) release(want command) (change, error) {
 	if closed {
 		return change{}, errClosed
 	}
-	r := newRecord("release", want.of, want.who, time.Time{})
+	r := newRecord("release", want, time.Time{})
 	if a != nil {
 		r = a.record
 	}
@@ -229,6 +230,17 @@ func (c *controller) take(key changeKey) {
 		c.freed.Wait()
 	}
 	c.busy[key] = true
+}
+
+// tryToTake is take, unless somebody else changes the same just now. It reports whether it has taken the key.
+func (c *controller) tryToTake(key changeKey) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy[key] {
+		return false
+	}
+	c.busy[key] = true
+	return true
 }
 
 // leave undoes take.
@@ -263,6 +275,32 @@ func (c *controller) refOf(of target) bucketRef {
 func (c *controller) holds(key changeKey) bool {
 	a, _ := c.state(key)
 	return a != nil && a.ref.setting() == a.given
+}
+
+// endOvertaken ends the changes of limits in whose place others have set or reset limits meanwhile, and leaves these
+// in force. Changes of a bucket that somebody changes just now are left to that.
+func (c *controller) endOvertaken() {
+	c.mu.Lock()
+	active := maps.Clone(c.active)
+	c.mu.Unlock()
+	for key, a := range active {
+		if !key.hold && a.ref.setting() != a.given && c.tryToTake(key) {
+			if now, _ := c.state(key); now == a && a.ref.setting() != a.given {
+				c.end(key, a, "")
+			}
+			c.leave(key)
+		}
+	}
+}
+
+// overtake ends a change of limits, and leaves the limits in force as they are.
+func (c *controller) overtake(key changeKey, from time.Time) {
+	c.take(key)
+	defer c.leave(key)
+	if a, _ := c.state(key); a != nil && a.record.From.Equal(from) {
+		c.stop(key)
+		c.tell(key, a.record.Who, fmt.Sprintf("limits %v have ended; the program has set others meanwhile, which stay in force", a.given.limits), a.record.ended(overtaken, ""))
+	}
 }
 
 // admit returns the earlier change, or nil, if there may be a change. The key is taken.

@@ -66,7 +66,7 @@ func (c console) post(t *testing.T, path, body string) (done change) {
 }
 
 type (
-	change = inspect.Change
+	change = inspect.Told
 	record = inspect.Record
 )
 

@@ -61,6 +61,7 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 	if err := q.milliseconds("since", &since); err != nil {
 		return err
 	}
+	i.controller.endOvertaken()
 	past, err := i.join(s, of, ref, &hello, since)
 	if err != nil {
 		return err

@@ -41,7 +41,7 @@ func (i *Inspector) Recordings() int {
 type (
 	Bucket  = bucket
 	List    = list
-	Change  = change
+	Told    = change
 	Record  = record
 	WhatIf  = whatIf
 	Outcome = outcome
