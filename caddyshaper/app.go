@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -35,6 +36,8 @@ type app struct {
 
 	grace time.Duration // of the http app; 0: without end
 	delay time.Duration // before it
+
+	ending atomic.Bool
 }
 
 // CaddyModule implements [caddy.Module].
@@ -91,6 +94,7 @@ func (a *app) started() {
 // stopping is called before the servers end. At a reload the lines go on; when the process
 // ends, they may until the grace period is almost over.
 func (a *app) stopping() {
+	a.ending.Store(true)
 	if !caddy.Exiting() || a.grace <= 0 {
 		return
 	}
@@ -110,6 +114,9 @@ func (a *app) Cleanup() error {
 		e.leave()
 	}
 	linesChanged()
+	for _, e := range a.entries {
+		e.lines.resume()
+	}
 	return nil
 }
 
@@ -123,6 +130,8 @@ type entry struct {
 	gateway  *gateway.Gateway // of a handler with a quota; nil: none
 	log      *slog.Logger
 	done     chan struct{} // closed when the configuration ends
+
+	overtook []keptChange // changes that it has ended, as it says other limits; guarded by the lock of lines
 }
 
 // join returns the entry for a handler with such settings.
@@ -158,6 +167,11 @@ func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*e
 	var err error
 	if e.lines, err = loadOrNew(pool, key, func() (*limiters, error) { return newLimiters(key, e) }); err != nil {
 		e.closeFile()
+		return nil, err
+	}
+	if err = e.lines.beginTrial(&set); err != nil {
+		e.closeFile()
+		_, _ = pool.Delete(key)
 		return nil, err
 	}
 	a.entries[set.name] = e
@@ -273,6 +287,11 @@ func running() []*limiters {
 	return all
 }
 
+// goesOn reports whether a configuration is in force that does not end.
+func goesOn() bool {
+	return slices.ContainsFunc(inForce.list(), func(a *app) bool { return !a.ending.Load() })
+}
+
 // ready reports whether requests are to be sent here: a configuration is in force, and the
 // process does not end. It turns false before the servers do anything, and so before Caddy's
 // shutdown_delay.
@@ -298,11 +317,13 @@ func (k *knownLimiters) latest(name string, heir *limiters) *limiters {
 func (k *knownLimiters) isLatest(l *limiters) bool { return k.latest(l.name, nil) == l }
 
 // inherit gives limiters that are about to be used the levels of those that had the name
-// before, with other fixed settings.
-func (k *knownLimiters) inherit(heir *limiters) {
-	if l := k.latest(heir.name, heir); l != nil {
+// before, with other fixed settings. It reports whether there are any.
+func (k *knownLimiters) inherit(heir *limiters) bool {
+	l := k.latest(heir.name, heir)
+	if l != nil {
 		heir.restore(l.snapshot())
 	}
+	return l != nil
 }
 
 // closeAll refuses all requests that wait, before the process ends.

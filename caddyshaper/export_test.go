@@ -6,6 +6,9 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime/pprof"
+	"strings"
+	"sync"
 	"time"
 
 	"example.com/leakybucket/shaper"
@@ -53,6 +56,61 @@ func Limits(name, key string) string {
 		return err.Error()
 	}
 	return limits.String()
+}
+
+// InForce returns the limits that are in force for a key of a source of pages.
+func InForce(source, key string) string {
+	for _, l := range shownLines() {
+		if l.name != source {
+			continue
+		}
+		if l.line != nil {
+			return l.line.Limits().String()
+		}
+		limits, err := l.group.LimitsOf(key)
+		if err != nil {
+			return err.Error()
+		}
+		return limits.String()
+	}
+	return "no such source"
+}
+
+// ReloadBeforeAChangeOfRules puts other limits in force for the line of fair queueing of a name, while a change of the rules of the
+// configuration before is on its way. It returns the limits in force in the end.
+func ReloadBeforeAChangeOfRules(name string, limits shaper.Limits, until func(cond func() bool)) shaper.Limits {
+	l := known.latest(name, nil)
+	before := l.says.Load()
+	l.mu.Lock()
+	var change sync.WaitGroup
+	change.Go(func() { l.rulesChanged(before) })
+	until(func() bool { // It waits for the lock, whatever it does before.
+		var stacks strings.Builder
+		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)
+		for stack := range strings.SplitSeq(stacks.String(), "\n\n") {
+			if strings.Contains(stack, "[sync.Mutex.Lock") && strings.Contains(stack, ".rulesChanged(") {
+				return true
+			}
+		}
+		return false
+	})
+	next := *before
+	next.settings.limits = limits
+	l.applyLocked(&next)
+	l.mu.Unlock()
+	change.Wait()
+	return l.fair.Load().Limits()
+}
+
+// Groups returns how many groups the lines of a name have.
+func Groups(name string) (n int) {
+	l := known.latest(name, nil)
+	for _, g := range []*shaper.Group[string]{l.live, l.trial.Load()} {
+		if g != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // RuleChanges returns how many changes of the rules of a name have taken effect, and how many have not.

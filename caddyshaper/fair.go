@@ -136,19 +136,6 @@ func (e *entry) lineLimits() shaper.Limits {
 	return limits
 }
 
-// fairChanged puts the changed rules of an entry in force in the line of fair queueing.
-func (l *limiters) fairChanged(e *entry) error {
-	l.mu.Lock()
-	was := l.fair.Load()
-	err := l.setFairLocked(e)
-	changed := l.fair.Load() != was
-	l.mu.Unlock()
-	if changed {
-		linesChanged()
-	}
-	return err
-}
-
 // setFairLocked gives the line of fair queueing the limits of an entry, if there is such a line.
 func (l *limiters) setFairLocked(e *entry) error {
 	if !l.key.fixed.fair {

@@ -19,6 +19,12 @@ type shownLine struct {
 	line  *shaper.Shaper        // nil if it is a group
 }
 
+// The ends of the names of the lines of candidates, and of the line of the site.
+const (
+	candidateSource = "/candidate"
+	siteSource      = "/site"
+)
+
 // shownLines returns all lines that are in use. Their names are those that package shaper
 // knows them by.
 func shownLines() (all []shownLine) {
@@ -31,10 +37,10 @@ func shownLines() (all []shownLine) {
 	}
 	for _, l := range running() {
 		if l.tries() {
-			all = append(all, shownLine{name: l.name + "/candidate", lines: l, group: l.trial})
+			all = append(all, shownLine{name: l.name + candidateSource, lines: l, group: l.trial.Load()})
 		}
 		if site := l.site.Load(); site != nil {
-			all = append(all, shownLine{name: l.name + "/site", lines: l, line: site})
+			all = append(all, shownLine{name: l.name + siteSource, lines: l, line: site})
 		}
 	}
 	names := map[string]bool{}

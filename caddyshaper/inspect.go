@@ -47,7 +47,8 @@ func init() {
 // handle_path it comes behind it, so that a visitor waits in line like all other clients.
 //
 // What it shows outlives a reload: limiters come and go with the configuration, the
-// history of those that stay goes on, and so do changes made through the API.
+// history of those that stay goes on. A change made through the API stays in force for its time, unless the
+// new configuration says other limits for the same line or key; with a state file also over a restart.
 type Inspect struct {
 	// The path below which the page is, such as /shaper. In a Caddyfile it is the path of the
 	// matcher. Leave it out if another handler strips it, as handle_path does.
@@ -283,12 +284,6 @@ var cores = caddy.NewUsagePool()
 // A coreKey is the key of the only value of cores.
 type coreKey struct{}
 
-// A core is an Inspector that is not served itself.
-type core struct {
-	*inspect.Inspector
-	unfollow, unreport func()
-}
-
 // useInspector returns the Inspector of key. Each call must be undone by leaveInspector.
 func useInspector(key inspectorKey) (*keptInspector, error) {
 	return loadOrNew(inspectors, key, func() (*keptInspector, error) { return newInspector(key) })
@@ -323,24 +318,6 @@ func newInspector(key inspectorKey) (*keptInspector, error) {
 func (k *keptInspector) Destruct() error {
 	_, err := cores.Delete(coreKey{})
 	return err
-}
-
-// newCore returns an Inspector of all lines that are in use.
-func newCore(log *slog.Logger) *core {
-	c := &core{Inspector: inspect.New(inspect.WithLogger(log))}
-	c.unfollow = follow(func(l shownLine) (hide func()) {
-		c.Add(l.name, l.inspected())
-		return func() { c.Remove(l.name) }
-	})
-	c.unreport = problems.show(c.Inspector)
-	return c
-}
-
-// Destruct implements [caddy.Destructor].
-func (c *core) Destruct() error {
-	c.unreport()
-	c.unfollow()
-	return c.Close()
 }
 
 // serve answers a request. What is still streaming when serving ends, ends too.

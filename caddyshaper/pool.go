@@ -3,7 +3,6 @@ package caddyshaper
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,10 +34,10 @@ type limiters struct {
 	key   poolKey
 	store *store // nil: the levels are this process's own
 
-	live  *shaper.Group[string]         // with fair queueing no request enters it
-	trial *shaper.Group[string]         // a dry run of the candidates
-	fair  atomic.Pointer[shaper.Shaper] // the line of fair queueing; nil: each key has a line in live
-	site  atomic.Pointer[shaper.Shaper] // nil: none
+	live  *shaper.Group[string]                // nil: there is fair queueing
+	trial atomic.Pointer[shaper.Group[string]] // a dry run of the candidates; nil: there have been none
+	fair  ownLine                              // of fair queueing; nil: each key has a line in live
+	site  ownLine                              // nil: none
 
 	replaced atomic.Pointer[[]*shaper.Shaper] // lines that were fair or site before, in which requests may still wait; nil: none
 
@@ -52,6 +51,16 @@ type limiters struct {
 	started  bool     // some configuration was
 	restored bool     // the levels of a state file have been put back, or are too late
 	levels   *stateFile
+	saved    []keptChange // changes in the state file, until the lines are in use
+}
+
+// An ownLine is a line for all requests.
+type ownLine struct {
+	atomic.Pointer[shaper.Shaper]
+
+	// says are the limits that the configuration has given the line. Others in force are an operator's. They are set
+	// under the lock of the limiters.
+	says atomic.Pointer[shaper.Limits]
 }
 
 // loadOrNew returns the value of a key in a pool, with one more user. If there is none, it is
@@ -93,6 +102,9 @@ func newLimiters(key poolKey, e *entry) (*limiters, error) {
 // makeLines makes the lines.
 func (l *limiters) makeLines(e *entry) (err error) {
 	f := l.key.fixed
+	if f.fair {
+		return l.setFairLocked(e)
+	}
 	// A key is blocked by itself. The line of the site would be blocked for all.
 	opts := []shaper.GroupOption{shaper.WithMaxKeys(f.maxKeys), shaper.WithBlock(f.block)}
 	for _, o := range l.options(l.name) {
@@ -104,11 +116,31 @@ func (l *limiters) makeLines(e *entry) (err error) {
 	if l.live, err = shaper.NewGroup(l.limitsOf, opts...); err != nil {
 		return err
 	}
-	l.trial, err = shaper.NewGroup(l.candidateOf, shaper.WithName(l.name+"/candidate"), shaper.WithMaxKeys(f.maxKeys), shaper.WithDryRun())
-	if err != nil {
-		return err
+	return l.setSiteLocked(e.settings.site)
+}
+
+// beginTrial makes the lines of the candidates, if settings have any and there are none yet.
+func (l *limiters) beginTrial(set *settings) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.trial.Load() != nil || l.key.fixed.dryRun || !set.tries() {
+		return nil
 	}
-	return errors.Join(l.setFairLocked(e), l.setSiteLocked(e.settings.site))
+	trial, err := shaper.NewGroup(l.candidateOf, shaper.WithName(l.name+candidateSource), shaper.WithMaxKeys(l.key.fixed.maxKeys), shaper.WithDryRun())
+	if err == nil {
+		l.trial.Store(trial)
+	}
+	return err
+}
+
+// reloadKeys puts the limits of all keys in force, also for requests that wait.
+func (l *limiters) reloadKeys() {
+	if l.live != nil {
+		l.live.Reload()
+	}
+	if trial := l.trial.Load(); trial != nil {
+		trial.Reload()
+	}
 }
 
 // options returns the options that the lines of keys and the line of the site have in common.
@@ -182,10 +214,15 @@ func (l *limiters) file() *config.File { return l.says.Load().file }
 
 // take puts the settings of an entry in force, when its configuration has started.
 func (l *limiters) take(e *entry) {
+	changes := l.inForce()
 	l.mu.Lock()
+	defer l.overtake(changes)
 	defer l.mu.Unlock()
 	if !l.started {
-		known.inherit(l)
+		if !known.inherit(l) {
+			kept.add(l.saved)
+		}
+		l.saved = nil
 		l.started = true
 		if l.store != nil {
 			l.store.begin()
@@ -205,7 +242,9 @@ func (l *limiters) wasStarted() bool {
 // drop ends the part of an entry, when its configuration ends. If its settings were in force
 // and an older configuration goes on, the older settings are in force again.
 func (l *limiters) drop(e *entry) {
+	changes := l.inForce()
 	l.mu.Lock()
+	defer l.overtake(changes)
 	defer l.mu.Unlock()
 	i := slices.Index(l.entries, e)
 	if i < 0 {
@@ -214,14 +253,14 @@ func (l *limiters) drop(e *entry) {
 	l.entries = slices.Delete(l.entries, i, i+1)
 	if n := len(l.entries); i == n && n > 0 {
 		l.applyLocked(l.entries[n-1])
+		kept.add(e.overtook)
 	}
 }
 
 // applyLocked puts the settings of an entry in force, also for requests that wait.
 func (l *limiters) applyLocked(e *entry) {
 	if l.says.Swap(e) != e {
-		l.live.Reload()
-		l.trial.Reload()
+		l.reloadKeys()
 	}
 	if err := l.setFairLocked(e); err != nil {
 		e.log.Error("the limits stay as they were", "error", err)
@@ -239,14 +278,24 @@ func (l *limiters) applyLocked(e *entry) {
 
 // rulesChanged puts changed rules of an entry in force.
 func (l *limiters) rulesChanged(e *entry) {
+	changes := l.inForce()
+	l.mu.Lock()
 	if l.says.Load() != e {
+		l.mu.Unlock()
 		return // The configuration is not in force, or no more.
 	}
-	l.live.Reload()
-	l.trial.Reload()
-	if err := l.fairChanged(e); err != nil {
+	was := l.fair.Load()
+	l.reloadKeys()
+	err := l.setFairLocked(e)
+	isOther := l.fair.Load() != was
+	l.mu.Unlock()
+	if err != nil {
 		e.log.Error("the limits stay as they were", "error", err)
 		return
+	}
+	l.overtake(changes)
+	if isOther {
+		linesChanged()
 	}
 	e.log.Info("changed rules are in force")
 }
@@ -255,16 +304,22 @@ func (l *limiters) rulesChanged(e *entry) {
 func (l *limiters) setSiteLocked(limits *shaper.Limits) error {
 	if limits == nil {
 		l.replaceLocked(&l.site, nil)
+		l.site.says.Store(nil)
 		return nil
 	}
-	return l.setLineLocked(&l.site, *limits, l.name+"/site", shaper.Join(l.name))
+	return l.setLineLocked(&l.site, *limits, l.name+siteSource, shaper.Join(l.name))
 }
 
 // setLineLocked gives a line for all requests other limits, or makes it. bucket is its key in the store.
-// A line that is no longer used goes on until no request waits in it: see replaceLocked.
-func (l *limiters) setLineLocked(at *atomic.Pointer[shaper.Shaper], limits shaper.Limits, name, bucket string, more ...shaper.Option) error {
-	old := at.Load()
+// A line that is no longer used goes on until no request waits in it: see replaceLocked. If the limits are the ones
+// that were given before, others that an operator has set for a time stay in force.
+func (l *limiters) setLineLocked(at *ownLine, limits shaper.Limits, name, bucket string, more ...shaper.Option) error {
+	old, said := at.Load(), at.says.Load()
+	if old != nil && *said == limits {
+		return nil
+	}
 	if old != nil && old.SetLimits(limits) == nil {
+		at.says.Store(&limits)
 		return nil
 	}
 	// The line is the first, or it is in use and has a cap of requests in flight where the
@@ -280,13 +335,14 @@ func (l *limiters) setLineLocked(at *atomic.Pointer[shaper.Shaper], limits shape
 	if old != nil {
 		copyLevel(old, line)
 	}
+	at.says.Store(&limits)
 	l.replaceLocked(at, line)
 	return nil
 }
 
 // replaceLocked puts a line in the place of another, which is kept in mind while requests wait in it:
 // they are counted when the lines end, and refused.
-func (l *limiters) replaceLocked(at *atomic.Pointer[shaper.Shaper], line *shaper.Shaper) {
+func (l *limiters) replaceLocked(at *ownLine, line *shaper.Shaper) {
 	var kept []*shaper.Shaper
 	if before := l.replaced.Load(); before != nil {
 		kept = slices.DeleteFunc(slices.Clone(*before), func(s *shaper.Shaper) bool { return s.Stats().Waiting == 0 })
@@ -301,7 +357,7 @@ func (l *limiters) replaceLocked(at *atomic.Pointer[shaper.Shaper], line *shaper
 // shared returns the lines for all requests: the line of the site, and of fair queueing, and those that
 // they have replaced.
 func (l *limiters) shared() (lines []*shaper.Shaper) {
-	for _, at := range []*atomic.Pointer[shaper.Shaper]{&l.site, &l.fair} {
+	for _, at := range []*ownLine{&l.site, &l.fair} {
 		if line := at.Load(); line != nil {
 			lines = append(lines, line)
 		}
@@ -314,7 +370,10 @@ func (l *limiters) shared() (lines []*shaper.Shaper) {
 
 // waiting returns how many requests wait in the lines.
 func (l *limiters) waiting() int {
-	n := l.live.Stats().Waiting
+	n := 0
+	if l.live != nil {
+		n = l.live.Stats().Waiting
+	}
 	for _, line := range l.shared() {
 		n += line.Stats().Waiting
 	}
@@ -323,7 +382,9 @@ func (l *limiters) waiting() int {
 
 // close refuses all requests that wait, and all that come.
 func (l *limiters) close() {
-	_ = l.live.Close()
+	if l.live != nil {
+		_ = l.live.Close()
+	}
 	for _, line := range l.shared() {
 		_ = line.Close()
 	}
@@ -368,6 +429,9 @@ func (l *limiters) linger(most time.Duration) {
 func (l *limiters) Destruct() error {
 	l.save()
 	known.remove(l)
+	if known.latest(l.name, l) == nil {
+		kept.take(l.sources()...)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_ = l.setStateLocked("")

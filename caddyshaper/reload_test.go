@@ -196,6 +196,34 @@ func TestRulesAreReadAgainWhenTheyChange(t *testing.T) {
 	require.Equal(t, "100/s depth 5", caddyshaper.Limits("line", "api"))
 }
 
+// A file of the configuration before may change while the next one comes into force: its limits must not win.
+func TestRulesOfAnOlderConfigurationDoNotWin(t *testing.T) {
+	serve(t, "shape line {\n limits 50/s depth 5\n fair host\n}"+proxied)
+	limits, err := shaper.ParseLimits("60/s depth 5")
+	require.NoError(t, err)
+	require.Equal(t, limits, caddyshaper.ReloadBeforeAChangeOfRules("line", limits, func(cond func() bool) {
+		realtime.Until(t, cond, "the change waits")
+	}))
+}
+
+// A group that no request enters costs its time at each reload. The lines of candidates are there once a configuration has one,
+// also for requests that the handler of an earlier configuration serves.
+func TestLinesHaveTheGroupsThatTheyUse(t *testing.T) {
+	for lines, groups := range map[string]int{
+		"limits 50/s\n fair host": 0, "quota openai {\n requests 5\n }": 0, "limits 50/s": 1, "limits 50/s\n dry_run": 1, "limits 50/s\n candidate 1/s": 2,
+	} {
+		s := serve(t, "shape line {\n "+lines+"\n}"+proxied)
+		require.Equal(t, groups, caddyshaper.Groups("line"), lines)
+		s.stop()
+	}
+	verdict := "\nheader >X-Verdict {http.shape.verdict}"
+	s := serve(t, "shape line {\n limits 50/s\n}"+verdict+proxied)
+	require.Empty(t, s.get("/").header.Get("X-Verdict"))
+	s.reload("shape line {\n limits 50/s\n candidate 1/h\n}" + verdict + proxied)
+	require.Equal(t, 2, caddyshaper.Groups("line"))
+	require.NotEmpty(t, s.get("/").header.Get("X-Verdict"))
+}
+
 // A request of a route that nobody knows has the key "-", so a rule for a new route would be for nobody.
 func TestARouteThatAFileAddsIsInTheKeys(t *testing.T) {
 	rules := filepath.Join(t.TempDir(), "rules.yaml")
@@ -228,22 +256,28 @@ func TestALineOfTheSiteCanComeAndGoAndChange(t *testing.T) {
 func TestAConfigurationThatFailsAtTheLastMomentIsUndone(t *testing.T) {
 	s := serve(t, "shape line {\n limits 1/h depth 5\n site 1/h burst 2\n}"+proxied)
 	require.Equal(t, 200, s.get("/0").status)
-	// It is in force for some milliseconds, in which the level is not to drain.
-	config, err := adapt(s.caddyfile("shape line {\n limits 2/h depth 5\n}" + proxied))
-	require.NoError(t, err)
-	var fields map[string]any
-	require.NoError(t, json.Unmarshal(config, &fields))
-	// Caddy looks for the issuers when everything has been started.
-	fields["admin"] = map[string]any{"disabled": true, "identity": map[string]any{"issuers": []any{map[string]any{"module": "none"}}}}
-	config, err = json.Marshal(fields)
-	require.NoError(t, err)
-	require.ErrorContains(t, caddy.Load(config, true), "identity issuer")
+	s.loadAndUndo("shape line {\n limits 2/h depth 5\n}" + proxied)
 	require.Equal(t, "1/h depth 5", caddyshaper.Limits("line", "-"))
 	names, _ := caddyshaper.Names()
 	require.Equal(t, []string{"line"}, names)
 	answers := s.inLine("line", "/1")
 	s.giveUp()
 	require.Error(t, answers()[0].err)
+}
+
+// loadAndUndo loads a configuration that fails at the last moment. It is in force for some milliseconds, in which the level
+// is not to drain.
+func (s *site) loadAndUndo(directives string) {
+	s.t.Helper()
+	config, err := adapt(s.caddyfile(directives))
+	require.NoError(s.t, err)
+	var fields map[string]any
+	require.NoError(s.t, json.Unmarshal(config, &fields))
+	// Caddy looks for the issuers when everything has been started.
+	fields["admin"] = map[string]any{"disabled": true, "identity": map[string]any{"issuers": []any{map[string]any{"module": "none"}}}}
+	config, err = json.Marshal(fields)
+	require.NoError(s.t, err)
+	require.ErrorContains(s.t, caddy.Load(config, true), "identity issuer")
 }
 
 // BenchmarkReload is a reload while each of 100,000 keys has a level: one that changes limits, and

@@ -3,6 +3,7 @@ package caddyshaper
 import (
 	"fmt"
 	"net/http"
+	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
@@ -110,7 +111,7 @@ type Shape struct {
 	// RateVersion is the version of the rates in the store; 0 means the time.
 	RateVersion int64 `json:"rate_version,omitempty"`
 
-	// State is the file that keeps the levels while the process does not run.
+	// State is the file that keeps the levels, and changes that operators have made for a time, while the process does not run.
 	State string `json:"state,omitempty"`
 
 	// MaxKeys is how many keys may have a line of their own; 0 means 100,000.
@@ -252,10 +253,13 @@ func (s *Shape) chain() http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.enter(s.lines.fair.Load(), w, r) })
 	}
 	live := s.lines.live.Middleware(keyOfCall, s.options...)(http.HandlerFunc(s.enterSite))
-	trial := s.lines.trial.Middleware(keyOfCall, s.options[:3]...)(live)
+	// A later configuration may be the first that has a candidate, before this one has left.
+	trial := sync.OnceValue(func() http.Handler {
+		return s.lines.trial.Load().Middleware(keyOfCall, s.options[:3]...)(live)
+	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.lines.tries() {
-			trial.ServeHTTP(w, r)
+			trial().ServeHTTP(w, r)
 			return
 		}
 		live.ServeHTTP(w, r)

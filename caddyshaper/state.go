@@ -34,7 +34,7 @@ const (
 	broken = ".broken" // ends the name of a file that was set aside
 )
 
-// A stateFile keeps the levels of all limiters that name it, while the process does not run.
+// A stateFile keeps the levels of all limiters that name it, and the changes of operators, while the process does not run.
 type stateFile struct {
 	path string
 	log  *slog.Logger
@@ -49,13 +49,15 @@ type stateFile struct {
 // levels are the levels of limiters at one moment.
 type levels struct {
 	At   time.Time       `json:"at"`
-	Keys json.RawMessage `json:"keys"`           // of [shaper.Group.Snapshot]
+	Keys json.RawMessage `json:"keys,omitempty"` // of [shaper.Group.Snapshot]
 	Site json.RawMessage `json:"site,omitempty"` // of [shaper.Shaper.Snapshot]
 	Fair json.RawMessage `json:"fair,omitempty"` // of the line of fair queueing, likewise
 
 	// Minute is how many cost units of Fair are a minute's quota; 0: there is no quota. Lines whose quota was changed by
 	// reloads have other units than those that begin with it.
 	Minute float64 `json:"minute,omitempty"`
+
+	Changes []keptChange `json:"changes,omitempty"` // of limits, for a time
 }
 
 // savedState is the content of a file.
@@ -189,24 +191,24 @@ func (f *stateFile) release(l *limiters) {
 // snapshot returns the levels of all lines. Strings are keys that a snapshot can hold, so
 // there are no errors.
 func (l *limiters) snapshot() levels {
-	now := levels{At: time.Now()}
-	now.Keys, _ = l.live.Snapshot()
+	now := levels{At: time.Now(), Minute: l.minute(), Changes: l.changes()}
+	if l.live != nil {
+		now.Keys, _ = l.live.Snapshot()
+	}
 	if site := l.site.Load(); site != nil {
 		now.Site, _ = site.Snapshot()
 	}
 	if line := l.fair.Load(); line != nil {
 		now.Fair, _ = line.Snapshot()
-		now.Minute = l.minute(line)
 	}
 	return now
 }
 
-// minute returns how many cost units of the line of fair queueing are a minute's quota; 0: there is no quota.
-func (l *limiters) minute(line *shaper.Shaper) float64 {
-	if !l.key.fixed.quota {
-		return 0
-	}
-	return time.Minute.Seconds() * float64(line.Limits().Rate)
+// minute returns how many cost units of the line of fair queueing are a minute's quota; 0: there is no quota. It is what the
+// configuration says: the rate in force may be an operator's.
+func (l *limiters) minute() float64 {
+	_, said := l.units()
+	return time.Minute.Seconds() * float64(said)
 }
 
 // inUnits returns the snapshot of a line with so many cost units for a minute's quota as one with others. The level is
@@ -240,8 +242,10 @@ func inUnits(snapshot json.RawMessage, from, to float64) (json.RawMessage, error
 // restore puts levels back.
 func (l *limiters) restore(saved levels) {
 	log := l.says.Load().log
-	if err := l.live.Restore(saved.Keys); err != nil {
-		log.Warn("some levels could not be restored", "error", err)
+	if l.live != nil && saved.Keys != nil {
+		if err := l.live.Restore(saved.Keys); err != nil {
+			log.Warn("some levels could not be restored", "error", err)
+		}
 	}
 	if site := l.site.Load(); site != nil && saved.Site != nil {
 		if err := site.Restore(saved.Site); err != nil {
@@ -249,7 +253,7 @@ func (l *limiters) restore(saved levels) {
 		}
 	}
 	if line := l.fair.Load(); line != nil && saved.Fair != nil {
-		fair, err := inUnits(saved.Fair, saved.Minute, l.minute(line))
+		fair, err := inUnits(saved.Fair, saved.Minute, l.minute())
 		if err == nil && fair != nil {
 			err = line.Restore(fair)
 		}
@@ -287,6 +291,7 @@ func (l *limiters) setStateLocked(path string) error {
 	saved, ok := f.use(l)
 	if ok && !l.restored {
 		l.restore(saved)
+		l.saved = saved.Changes
 	}
 	l.restored = true
 	return nil
