@@ -69,6 +69,16 @@ func (p *Plan) allowed(empty exact.Nanos, n int) exact.Nanos {
 	return p.interval.Minus(empty, p.interval.Times(int64(max(0, p.burst-n))))
 }
 
+// waitBehind returns how long a request of a cost would wait from an instant on, behind requests of the cost ahead, if
+// the level reaches 0 at the instant empty.
+func (p *Plan) waitBehind(empty exact.Nanos, at time.Duration, ahead int64, cost int) time.Duration {
+	slot := p.allowed(empty, cost)
+	if ahead > 0 {
+		slot = p.interval.Plus(slot, p.interval.Times(ahead))
+	}
+	return p.waitFrom(at, slot)
+}
+
 // waitFrom returns how long it is from at until an instant, rounded up to a nanosecond; 0
 // if that has come.
 func (p *Plan) waitFrom(at time.Duration, until exact.Nanos) time.Duration {
@@ -135,11 +145,7 @@ func (b *Bucket) Line() int { return b.waiting }
 // The line need not be walked: the level does not reach 0 before a request leaves that
 // waits, so each departure puts off the next by its cost exactly.
 func (b *Bucket) enter(p *Plan, r Request, index int) Fate {
-	slot := p.allowed(b.empty, r.Cost)
-	if b.ahead > 0 {
-		slot = p.interval.Plus(slot, p.interval.Times(b.ahead))
-	}
-	wait := p.waitFrom(r.At, slot)
+	wait := p.waitBehind(b.empty, r.At, b.ahead, r.Cost)
 	if why := p.judge(r, wait, b.waiting); why != Waiting {
 		return Fate{Result: why}
 	}

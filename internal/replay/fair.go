@@ -7,6 +7,7 @@ import (
 
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/internal/fair"
+	"example.com/leakybucket/internal/settle"
 )
 
 // A Call is a request of a key that reserves an estimate, and settles when it has ended, as
@@ -33,11 +34,12 @@ type FairBucket struct {
 	since exact.Nanos
 	ahead int64
 
-	line     fair.Order[*fairPlace]
-	waiting  int
-	open     []reservation // in the order in which they left, so none has a greater least level than the next
-	underway []ending      // in the order in which they end
-	settled  Settled
+	line       fair.Order[*fairPlace]
+	waiting    int
+	departures uint32 // charges included, modulo 2³²
+	book       settle.Book
+	underway   []ending // in the order in which they end
+	settled    Settled
 }
 
 // Settled is what the calls of a [FairBucket] have given back and were charged, in cost units.
@@ -50,12 +52,6 @@ type Settled struct {
 type fairPlace struct {
 	call *Call
 	at   time.Duration
-}
-
-// A reservation is a call that has left, until it ends.
-type reservation struct {
-	call  *Call
-	least exact.Nanos // the least level since it left, as the time in which it leaks
 }
 
 // NewFairBucket returns an empty FairBucket with the limits of a plan.
@@ -98,7 +94,7 @@ func (b *FairBucket) End() { b.advance(Never) }
 func (b *FairBucket) judge(at time.Duration, c *Call) (wait time.Duration, over *fair.Item[*fairPlace], why Result) {
 	r := Request{At: at, Cost: c.Estimate, Deadline: Never}
 	if b.waiting == 0 || b.p.depth == 0 {
-		wait = b.waitBehind(at, b.ahead, c.Estimate)
+		wait = b.p.waitBehind(b.empty, at, b.ahead, c.Estimate)
 		return wait, nil, b.p.judge(r, wait, b.waiting)
 	}
 	if b.waiting >= b.p.depth {
@@ -112,21 +108,12 @@ func (b *FairBucket) judge(at time.Duration, c *Call) (wait time.Duration, over 
 	}
 	// If it would not come too late as the last of all, it does not at all. How many leave
 	// before it takes a look at each key.
-	wait = max(b.waitBehind(at, b.ahead, c.Estimate), 1)
+	wait = max(b.p.waitBehind(b.empty, at, b.ahead, c.Estimate), 1)
 	if wait > b.p.longest {
 		_, ahead := b.line.Ahead(c.Key, c.Weight, int64(c.Estimate), false, over)
-		wait = max(b.waitBehind(at, ahead, c.Estimate), 1)
+		wait = max(b.p.waitBehind(b.empty, at, ahead, c.Estimate), 1)
 	}
 	return wait, over, b.p.judge(r, wait, min(b.waiting, b.p.depth-1))
-}
-
-// waitBehind returns how long a call of a cost would wait behind calls in line.
-func (b *FairBucket) waitBehind(at time.Duration, ahead int64, cost int) time.Duration {
-	slot := b.p.allowed(b.empty, cost)
-	if ahead > 0 {
-		slot = b.p.interval.Plus(slot, b.p.interval.Times(ahead))
-	}
-	return b.p.waitFrom(at, slot)
 }
 
 // pushOut refuses a call in line.
@@ -180,94 +167,52 @@ func (b *FairBucket) depart(slot exact.Nanos, head *fairPlace) {
 // leave is the departure of a call at an instant.
 func (b *FairBucket) leave(at exact.Nanos, c *Call) {
 	b.raise(at, c.Estimate)
-	if len(b.open) == maxReservations {
-		b.open = b.open[1:]
-	}
-	b.open = append(b.open, reservation{c, b.p.interval.Minus(b.empty, at)})
-	e := ending{time.Duration(exact.Sum(at.Ceil(), int64(c.Took))), c}
+	e := ending{time.Duration(exact.Sum(at.Ceil(), int64(c.Took))), c, b.book.Add(b.p.interval, b.departures, b.levelAt(at))}
 	i, _ := slices.BinarySearchFunc(b.underway, e, func(earlier, e ending) int {
 		return cmp.Or(cmp.Compare(earlier.at, e.at), -1) // Of calls that end at one instant that ends first which left first.
 	})
 	b.underway = slices.Insert(b.underway, i, e)
 }
 
-// maxReservations is how many reservations may get something back, as in package shaper.
-const maxReservations = 4096
-
-// raise raises the level at an instant, and notes how low it was just before.
+// raise raises the level at an instant.
 func (b *FairBucket) raise(at exact.Nanos, n int) {
-	b.noteLow(b.levelAt(at), len(b.open))
+	b.book.Rises(b.p.interval, b.levelAt(at))
+	b.departures++
 	b.empty = b.p.left(b.empty, at, n)
 }
 
-// noteLow notes that the level has been so low since the first n of the open reservations left.
-func (b *FairBucket) noteLow(level exact.Nanos, n int) {
-	for i := n - 1; i >= 0 && b.open[i].least.After(level); i-- {
-		b.open[i].least = level
+// levelAt returns the level at an instant.
+func (b *FairBucket) levelAt(at exact.Nanos) (l settle.Level) {
+	if b.empty.After(at) {
+		l.Span = b.p.interval.Minus(b.empty, at)
 	}
-}
-
-// levelAt returns the level at an instant, as the time in which it leaks.
-func (b *FairBucket) levelAt(at exact.Nanos) exact.Nanos {
-	if !b.empty.After(at) {
-		return exact.Nanos{}
-	}
-	return b.p.interval.Minus(b.empty, at)
+	return l
 }
 
 // settle is the end of a call. It gives back what was reserved too much and has not drained since, or charges
 // what was reserved too little.
 func (b *FairBucket) settle(e ending) {
 	now, over := exact.At(int64(e.at)), e.call.Estimate-e.call.Actual
-	b.noteLow(b.levelAt(now), len(b.open))
-	switch {
-	case e.call.Actual < 0 || over == 0:
-	case over < 0:
-		b.raise(now, -over)
-		b.settled.Charged += uint64(-over)
-	default:
-		back := b.giveBack(e.call, over)
-		b.settled.GivenBack += uint64(back)
-		b.settled.Forfeited += uint64(over - back)
-		b.since = exact.Later(b.since, now)
+	if e.call.Actual < 0 || over <= 0 {
+		b.book.Drop(b.p.interval, e.number)
+		if e.call.Actual >= 0 && over < 0 {
+			b.raise(now, -over)
+			b.settled.Charged += uint64(-over)
+		}
+		return
 	}
-	b.open = slices.DeleteFunc(b.open, func(r reservation) bool { return r.call == e.call || r.least == exact.Nanos{} })
+	rest, back, ok := b.book.GiveBack(b.p.interval, b.levelAt(now), e.number, int64(over))
+	if ok {
+		b.empty = b.p.interval.Plus(now, rest.Span)
+	}
+	b.settled.GivenBack += uint64(back)
+	b.settled.Forfeited += uint64(int64(over) - back)
+	b.since = exact.Later(b.since, now)
 }
 
-// giveBack lowers the level for a call that has reserved too much by over, and returns how many whole units that
-// is. The level becomes what it would be if the call had left with less: it is lowered by no more than the
-// least that it has been since.
-func (b *FairBucket) giveBack(c *Call, over int) (back int) {
-	i := slices.IndexFunc(b.open, func(r reservation) bool { return r.call == c })
-	if i < 0 {
-		return 0
-	}
-	taken := b.open[i].least
-	if all := b.p.interval.Times(int64(over)); !all.After(taken) {
-		taken, back = all, over
-	} else {
-		back = b.wholeUnits(taken)
-	}
-	for k := i; k < len(b.open); k++ {
-		b.open[k].least = b.p.interval.Minus(b.open[k].least, taken)
-	}
-	b.noteLow(b.open[i].least, i)
-	b.empty = b.p.interval.Minus(b.empty, taken)
-	return back
-}
-
-// wholeUnits returns the units that leak in a span, rounded down.
-func (b *FairBucket) wholeUnits(span exact.Nanos) (n int) {
-	for n = int(b.p.interval.Units(span)); n > 0 && b.p.interval.Times(int64(n)).After(span); n-- { // Floats are not exact, but near.
-	}
-	for !b.p.interval.Times(int64(n + 1)).After(span) {
-		n++
-	}
-	return n
-}
-
-// An ending is when a call ends.
+// An ending is when a call ends, and the number of its reservation.
 type ending struct {
-	at   time.Duration
-	call *Call
+	at     time.Duration
+	call   *Call
+	number uint64
 }

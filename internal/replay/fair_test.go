@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
@@ -131,4 +132,14 @@ func playedByShaper(t *testing.T, l shaper.Limits, calls []comingCall) (fates []
 		stats = s.Stats()
 	})
 	return fates, stats
+}
+
+// At rate.Inf a level is always 0, so all that was reserved too much has drained, as in a Shaper.
+func TestAtAnInfiniteRateNothingComesBack(t *testing.T) {
+	b := replay.NewFairBucket(replay.NewPlan(shaper.Limits{Rate: rate.Inf, Depth: 1}))
+	for range 2 {
+		b.Arrive(0, &replay.Call{Weight: 1, Estimate: 10, Actual: 3, Took: time.Second, Done: func(time.Duration, replay.Fate) {}})
+	}
+	b.End()
+	require.Equal(t, replay.Settled{Forfeited: 14}, b.Settled())
 }
