@@ -1,0 +1,366 @@
+package shaper
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/internal/exact"
+)
+
+const (
+	// maxText is the length of the longest text that is read, in bytes. Exact
+	// arithmetic takes longer with more digits, and a text may come from an attacker.
+	maxText  = 1024
+	maxQuote = 60            // an error quotes at most so many bytes of the text
+	blanks   = " \t"         // these separate words
+	numeric  = ".0123456789" // the characters of a number
+)
+
+// units are the units of time. String uses the first one that divides a duration.
+var units = []struct {
+	name   string
+	length time.Duration
+}{
+	{"d", 24 * time.Hour}, {"day", 24 * time.Hour}, {"h", time.Hour}, {"hour", time.Hour},
+	{"min", time.Minute}, {"s", time.Second}, {"sec", time.Second},
+	{"ms", time.Millisecond}, {"us", time.Microsecond}, {"ns", time.Nanosecond},
+}
+
+// optional are the fields that may follow the rate.
+var optional = []string{"burst", "depth", "wait", "slack", "inflight"}
+
+// ParseLimits reads the text form of [Limits]:
+//
+//	50/s
+//	10/min depth 100
+//	1 per 2s burst 10 depth 100 wait 2s slack 10ms
+//	50/s depth 100 inflight 8
+//	inf depth 3
+//	10, 1/sec
+//
+// The text begins with a rate: a number per unit of time, a number per duration, or the
+// word inf. Then burst, depth, wait, slack and inflight may follow in any order, each
+// at most once. A field that is left out is 0, so without depth no request waits. The
+// last form above means burst 10, and nothing may follow it. Numbers may have decimals,
+// but neither sign nor exponent, and are read exactly: 20/min is the [rate.Limit]
+// nearest to a third. Units are ns, us, ms, s, sec, min, h, hour, d and day.
+//
+// For any other text, and for Limits that [Limits.Validate] rejects, the error is a
+// [*ParseError].
+func ParseLimits(text string) (Limits, error) {
+	l, s := Limits{}, scanner{text: text}
+	if len(text) > maxText {
+		s.fail(maxText, fmt.Sprintf("expected at most %d bytes", maxText))
+		return Limits{}, s.mistake
+	}
+	at := map[string]int{} // offset of the value of each name
+	first := s.next()
+	if before, _, _ := strings.Cut(first.text, ","); before == "inf" || strings.Contains(before, "/") {
+		s.refuseComma(first)
+	}
+	burst, seed := strings.CutSuffix(first.text, ",")
+	if seed {
+		s.field, at["burst"] = "burst", first.at
+		l.Burst = s.integer(word{burst, first.at})
+		s.field = ""
+		first = s.next()
+	}
+	l.Rate = s.rate(first)
+	for name := s.nextPlain(); name.text != "" && s.mistake == nil; name = s.nextPlain() {
+		if seed {
+			s.fail(name.at, `expected nothing after the form "10, 1/s"`)
+		}
+		if _, twice := at[name.text]; twice {
+			s.fail(name.at, "expected "+name.text+" only once")
+		}
+		if !slices.Contains(optional, name.text) {
+			s.fail(name.at, "expected burst, depth, wait, slack or inflight")
+		}
+		s.field = name.text
+		value := s.nextPlain()
+		at[name.text] = value.at
+		switch name.text {
+		case "burst":
+			l.Burst = s.integer(value)
+		case "depth":
+			l.Depth = s.integer(value)
+		case "wait":
+			l.MaxWait = s.duration(value)
+		case "slack":
+			l.Slack = s.duration(value)
+		case "inflight":
+			l.InFlight = s.integer(value)
+		}
+		s.field = ""
+	}
+	if err := l.Validate(); err != nil {
+		// No number is negative here, so the rate or the burst is invalid.
+		offender := at["burst"]
+		s.field = "burst"
+		if (Limits{Rate: l.Rate}).Validate() != nil {
+			offender, s.field = first.at, "rate"
+		}
+		s.fail(offender, strings.TrimPrefix(err.Error(), "shaper: "))
+	}
+	if s.mistake != nil {
+		return Limits{}, s.mistake
+	}
+	return l, nil
+}
+
+// A ParseError is a mistake in the text form of [Limits]. [ParseLimits] and
+// [Limits.UnmarshalText] return it.
+type ParseError struct {
+	Text   string // all of the text
+	Column int    // the byte in Text at which the mistake begins, from 1; len(Text)+1 if something is missing at the end
+	Field  string // whose value is wrong: rate, burst, depth, wait, slack or inflight; "" for a mistake elsewhere
+	Reason string // such as "expected a unit: ns us ms s sec min h hour d day"
+}
+
+// Error returns the reason, the column and the text. It quotes at most the first 60 bytes
+// of the text.
+func (e *ParseError) Error() string {
+	quote, more := e.Text, ""
+	if end := maxQuote; len(quote) > end {
+		for end > maxQuote-utf8.UTFMax && !utf8.RuneStart(quote[end]) {
+			end-- // do not cut a character in two
+		}
+		quote, more = quote[:end], "…"
+	}
+	return fmt.Sprintf("shaper: limits %q%s, column %d: %s", quote, more, e.Column, e.Reason)
+}
+
+// String returns the text form of l, which [ParseLimits] reads as exactly l if l is
+// valid. It contains the rate, the depth, and every other field that is not 0.
+func (l Limits) String() string {
+	text := rateText(l.Rate)
+	if l.Burst != 0 {
+		text += " burst " + strconv.Itoa(l.Burst)
+	}
+	text += " depth " + strconv.Itoa(l.Depth)
+	if l.MaxWait != 0 {
+		text += " wait " + durationText(l.MaxWait)
+	}
+	if l.Slack != 0 {
+		text += " slack " + durationText(l.Slack)
+	}
+	if l.InFlight != 0 {
+		text += " inflight " + strconv.Itoa(l.InFlight)
+	}
+	return text
+}
+
+// MarshalText returns the text form of l, or the error of [Limits.Validate]: a text
+// that cannot be read back must not be stored.
+func (l Limits) MarshalText() ([]byte, error) {
+	if err := l.Validate(); err != nil {
+		return nil, err
+	}
+	return []byte(l.String()), nil
+}
+
+// UnmarshalText sets l to the result of [ParseLimits]. After an error l is unchanged.
+func (l *Limits) UnmarshalText(text []byte) error {
+	parsed, err := ParseLimits(string(text))
+	if err == nil {
+		*l = parsed
+	}
+	return err
+}
+
+// rateText returns the text form of a rate. A whole number per second is written as
+// such: 50/s. For any other rate, rateText returns the form with the fewest digits that
+// [ParseLimits] reads as exactly r: 20/min.
+func rateText(r rate.Limit) string {
+	if r == rate.Inf {
+		return "inf"
+	}
+	if (Limits{Rate: r}).Validate() != nil { // it may have 300 digits, or be NaN
+		return strconv.FormatFloat(float64(r), 'g', -1, 64) + "/s"
+	}
+	best := strconv.FormatFloat(float64(r), 'f', -1, 64) + "/s" // always exact
+	if float64(r) == math.Trunc(float64(r)) {
+		return best
+	}
+	interval := exact.IntervalOf(r).Rat() // the exact interval of the schedule
+	for _, form := range []string{
+		fmt.Sprintf("%.0f/min", float64(r)*60),
+		fmt.Sprintf("%.0f/h", float64(r)*60*60),
+		fmt.Sprintf("%v per %s", interval.Denom(), durationText(time.Duration(interval.Num().Int64()))),
+		fmt.Sprintf("%.0f/d", float64(r)*60*60*24),
+	} {
+		// A form that was rounded, or whose duration is too long for an int64, is read
+		// as another rate.
+		if digits(form) < digits(best) {
+			if l, err := ParseLimits(form); err == nil && l.Rate == r {
+				best = form
+			}
+		}
+	}
+	return best
+}
+
+// digits returns how many bytes of text are part of a number.
+func digits(text string) (n int) {
+	for _, c := range numeric {
+		n += strings.Count(text, string(c))
+	}
+	return n
+}
+
+// durationText returns d in the longest unit that divides it: 2min, 90s, 1500ms.
+func durationText(d time.Duration) string {
+	i := 0
+	for d%units[i].length != 0 { // The last unit, 1ns, divides every duration.
+		i++
+	}
+	return strconv.FormatInt(int64(d/units[i].length), 10) + units[i].name
+}
+
+// A word is a part of the text, and the offset at which it begins.
+type word struct {
+	text string
+	at   int
+}
+
+// A scanner reads a text word by word. It keeps its first mistake; the results of its
+// methods after that have no meaning.
+type scanner struct {
+	text    string
+	at      int    // offset of the first byte that has not been read
+	field   string // whose value is being read; "" between values
+	mistake *ParseError
+}
+
+// fail records a mistake at an offset, if it is the first.
+func (s *scanner) fail(at int, reason string) {
+	if s.mistake == nil {
+		s.mistake = &ParseError{Text: s.text, Column: at + 1, Field: s.field, Reason: reason}
+	}
+}
+
+// next returns the next word, which is empty at the end of the text.
+func (s *scanner) next() word {
+	rest := strings.TrimLeft(s.text[s.at:], blanks)
+	at := len(s.text) - len(rest)
+	if at > s.at && (s.at == 0 || rest == "") {
+		s.fail(s.at, "expected no blank at either end")
+	}
+	end := strings.IndexAny(rest, blanks)
+	if end < 0 {
+		end = len(rest)
+	}
+	s.at = at + end
+	return word{rest[:end], at}
+}
+
+// nextPlain returns the next word, which must not have a comma.
+func (s *scanner) nextPlain() word {
+	w := s.next()
+	s.refuseComma(w)
+	return w
+}
+
+// refuseComma fails at the comma in a word, if there is one.
+func (s *scanner) refuseComma(w word) {
+	if i := strings.IndexByte(w.text, ','); i >= 0 {
+		s.fail(w.at+i, `expected no comma: a blank is enough between words, and only the form "10, 1/s" has a comma`)
+	}
+}
+
+// rate returns the rate whose first word is w.
+func (s *scanner) rate(w word) rate.Limit {
+	s.field = "rate"
+	defer func() { s.field = "" }()
+	if w.text == "inf" {
+		return rate.Inf
+	}
+	number, unit, slash := strings.Cut(w.text, "/")
+	count := s.number(word{number, w.at}, "expected a rate such as 50/s, 1 per 2s or inf")
+	var period time.Duration
+	if slash {
+		period = s.unit(word{unit, w.at + len(number) + 1})
+	} else {
+		if per := s.next(); per.text != "per" {
+			s.fail(per.at, "expected / and a unit, or per and a duration")
+		}
+		w = s.nextPlain()
+		period = s.duration(w)
+	}
+	if period == 0 {
+		s.fail(w.at, "expected a duration above 0 in Limits.Rate")
+		return 0
+	}
+	perSecond, _ := count.Mul(count, big.NewRat(int64(time.Second), int64(period))).Float64()
+	if rate.Limit(perSecond) == rate.Inf {
+		// rate.Inf is the largest float64. Only the word inf may mean "no limit", so
+		// a number of that size becomes the real infinity, which Validate rejects.
+		perSecond = math.Inf(1)
+	}
+	return rate.Limit(perSecond)
+}
+
+// duration returns the duration that w says, as a number and a unit.
+func (s *scanner) duration(w word) time.Duration {
+	unit := strings.TrimLeft(w.text, numeric)
+	end := len(w.text) - len(unit)
+	ns := s.number(word{w.text[:end], w.at}, "expected a duration such as 2s or 1.5h")
+	ns.Mul(ns, big.NewRat(int64(s.unit(word{unit, w.at + end})), 1))
+	if !ns.IsInt() || !ns.Num().IsInt64() {
+		s.fail(w.at, "expected whole nanoseconds, at most 292 years of them")
+	}
+	return time.Duration(ns.Num().Int64())
+}
+
+// unit returns the length of the unit of time that w names.
+func (s *scanner) unit(w word) time.Duration {
+	for _, unit := range units {
+		if unit.name == w.text {
+			return unit.length
+		}
+	}
+	reason := "expected a unit: ns us ms s sec min h hour d day"
+	if hint := unitHints[w.text]; hint != "" {
+		reason += "; write " + hint
+	}
+	s.fail(w.at, reason)
+	return 0
+}
+
+// unitHints are the units that other names of them are likely to mean.
+var unitHints = map[string]string{
+	"second": "s or sec", "seconds": "s or sec", "secs": "s or sec", "S": "s",
+	"m": "min", "minute": "min", "minutes": "min", "mins": "min",
+	"hours": "h or hour", "hr": "h or hour", "hrs": "h or hour", "days": "d or day",
+	"msec": "ms", "millisecond": "ms", "milliseconds": "ms", "µs": "us", "μs": "us", "usec": "us", "microsecond": "us", "microseconds": "us",
+	"nsec": "ns", "nanosecond": "ns", "nanoseconds": "ns",
+}
+
+// integer returns the whole number that w says.
+func (s *scanner) integer(w word) int {
+	n, err := strconv.ParseUint(w.text, 10, strconv.IntSize-1) // it accepts no sign
+	if err != nil {
+		s.fail(w.at, fmt.Sprintf("expected a whole number up to %d", math.MaxInt))
+	}
+	return int(n)
+}
+
+// number returns the number that w says, in digits with or without decimals. It checks
+// every byte first, because [big.Rat] accepts exponents, fractions and underscores too.
+func (s *scanner) number(w word, expected string) *big.Rat {
+	whole, decimals, point := strings.Cut(w.text, ".")
+	if whole == "" || point && decimals == "" || strings.Trim(whole+decimals, "0123456789") != "" {
+		s.fail(w.at, expected)
+		return new(big.Rat)
+	}
+	n, _ := new(big.Rat).SetString(w.text)
+	return n
+}
