@@ -1,11 +1,11 @@
 package shaper
 
 import (
+	"context"
 	"fmt"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
-	"example.com/leakybucket/shaper/internal/keyed"
 )
 
 type blockOption time.Duration
@@ -49,87 +49,29 @@ func (o *options) validateBlock(constructor string) error {
 	return nil
 }
 
-// blocks remembers which flows of a dispatcher refuse newcomers, and until when. It is
-// apart from the flows, so that they are no larger without [WithBlock]. A nil *blocks is for
-// a dispatcher without WithBlock. The lock of the dispatcher guards it.
-type blocks struct {
-	span  time.Duration
-	until map[*flow]int64 // or never; entries that have ended may be left
-	peak  int             // most entries that until has had since it was made
-}
+// blocks is the gate of [WithBlock]: it keeps newcomers out of a flow for a time after a refusal.
+type blocks struct{ span time.Duration }
 
-// never is in the place of the end of a block for a flow that is exempt from blocks.
-const never = -1
-
-// exempt makes a flow one that is never blocked.
-func (b *blocks) exempt(f *flow) {
-	if b != nil {
-		b.set(f, never)
+// refused blocks a flow, unless it is blocked already, or never is. No other reason begins a block.
+func (b blocks) refused(f *flow, now int64, why reason) {
+	if end := f.keptOutUntil(); why == refusedFull && end != never && end <= now {
+		f.keepOut(exact.Sum(now, int64(b.span)))
 	}
 }
 
-// begin blocks a flow, unless it is blocked already, or exempt.
-func (b *blocks) begin(f *flow, now int64) {
-	if end := b.until[f]; end != never && end <= now {
-		b.set(f, exact.Sum(now, int64(b.span)))
+// keepOut blocks a flow until an instant at least, unless it never is blocked.
+func (b blocks) keepOut(f *flow, until int64) {
+	if end := f.keptOutUntil(); end != never && end < until {
+		f.keepOut(until)
 	}
 }
 
-// extend blocks a flow until an instant at least, unless it is exempt. A nil b does nothing.
-func (b *blocks) extend(f *flow, until int64) {
-	if b == nil {
-		return
-	}
-	if end := b.until[f]; end != never && end < until {
-		b.set(f, until)
-	}
-}
-
-func (b *blocks) set(f *flow, until int64) {
-	b.until[f] = until
-	b.peak = max(b.peak, len(b.until))
-}
-
-// end returns the instant at which the block of a flow ends or has ended; never if the flow
-// is exempt, and 0 if there was none.
-func (b *blocks) end(f *flow) int64 {
-	if b == nil {
-		return 0
-	}
-	return b.until[f]
-}
-
-// forget forgets a flow that is deleted.
-func (b *blocks) forget(f *flow) {
-	if b != nil {
-		delete(b.until, f)
-	}
-}
-
-// lift ends the block of a flow.
-func (b *blocks) lift(f *flow) {
-	if b != nil && b.until[f] != never {
-		delete(b.until, f)
-	}
-}
-
-// shrink gives back the memory of entries that are no longer there, if there were not just few.
-func (b *blocks) shrink(few int) {
-	if b != nil {
-		b.until, b.peak = keyed.Shrunk(b.until, b.peak, few)
-	}
-}
-
-// judge returns why a newcomer of a flow is refused, if the line and the phase refuse it for why: the flow may be blocked, or will be by this refusal. It begins no block. A nil b
-// returns why.
-//
-// It is not inlined into judgeLocked, which takes less time without its calls.
-//
-//go:noinline
-func (b *blocks) judge(f *flow, now int64, why rejection) rejection {
-	end := b.end(f)
+// judge returns why a newcomer of a flow is refused, if the line and the phase refuse it for why: the flow may
+// be blocked, or will be by this refusal. It begins no block.
+func (b blocks) judge(f *flow, now int64, why rejection) rejection {
+	end := f.keptOutUntil()
 	switch {
-	case b == nil || why.reason == refusedClosed || why.reason == refusedCostly:
+	case why.reason == refusedClosed || why.reason == refusedCostly:
 	case end > now:
 		// At the end of the block the request would meet the line as it will be then. What
 		// keeps it out now only gets better, so it is admitted at the later of the two instants.
@@ -139,3 +81,9 @@ func (b *blocks) judge(f *flow, now int64, why rejection) rejection {
 	}
 	return why
 }
+
+func (blocks) letsAllThrough() bool { return false }
+
+func (blocks) decided(dec decision, _ judgement) (decision, *Verdict) { return dec, nil }
+
+func (blocks) announce(context.Context, Trace, Event) {}

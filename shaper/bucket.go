@@ -56,8 +56,9 @@ type rare struct {
 	// rounded ones it is exact.
 	sinceRounded bool
 
-	ledger ledger // nil: nobody keeps one
-	level  level  // of the flow; nil: it has none
+	ledger       ledger // nil: nobody keeps one
+	level        level  // of the flow; nil: it has none
+	keptOutUntil int64  // see flow.keptOutUntil
 }
 
 // A ledger follows the level of a bucket, for those that may lower it later on. The bucket tells it

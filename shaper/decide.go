@@ -28,7 +28,7 @@ type request struct {
 	done    <-chan struct{}     // if it waits: of ctx or, if peer is set, of the http.Request's context
 	peer    *serverconn.Waiting // nil: no connection is watched for it
 	seat    *seat               // if it has left, and there is a cap
-	verdict *Verdict            // of a dry run, which lets it through
+	verdict *Verdict            // of a gate that lets it through
 	with    *companions         // nil: it has none
 }
 
@@ -76,7 +76,7 @@ const (
 	departedEvent                    // it has left
 	refusedEvent                     // it is refused
 	enqueuedEvent                    // it waits; from this one on, announce is called even if there are no hooks
-	verdictEvent                     // a dry run lets it through
+	verdictEvent                     // the gate lets it through
 	abandonedEvent                   // its context ended while it waited, or its level was asked
 	askEvent                         // the level is to be asked for a decision; see level.ask
 )
@@ -124,12 +124,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	case r.needsRelease(d, f):
 		return decision{err: errUseAcquire}
 	case !d.plain:
-		if lv := f.level(); lv != nil {
-			return d.decideByLevelLocked(lv, f, now, r)
-		}
-		if d.isDryRun() {
-			return d.shadowLocked(f, now, r)
-		}
+		return d.decideAttachedLocked(f, now, r)
 	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.bucket.tooCostly(r.cost):
 		// Only the level or a hold can keep it. Most requests leave here, and are spared the rest.
 		switch wait := f.bucket.wait(now, 0, r.cost); {
@@ -140,6 +135,23 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 		}
 	}
 	return d.admitLocked(f, now, r, d.judgeLocked(f, now, r))
+}
+
+// decideAttachedLocked is decideLocked for a dispatcher that is not plain. Plain ones never get here, so
+// they do not pay for asking what is attached.
+func (d *dispatcher) decideAttachedLocked(f *flow, now int64, r *request) decision {
+	if lv := f.level(); lv != nil {
+		return d.decideByLevelLocked(lv, f, now, r)
+	}
+	if r.kind == reentry && d.letsAllThrough() {
+		r.kind = newcomer
+	}
+	j := d.judgeLocked(f, now, r)
+	dec := d.admitLocked(f, now, r, j)
+	if d.gate != nil {
+		dec, r.verdict = d.gate.decided(dec, j)
+	}
+	return dec
 }
 
 // decideByLevelLocked is decideLocked for a flow with a level.
@@ -167,8 +179,8 @@ func (d *dispatcher) decideByLevelLocked(lv level, f *flow, now int64, r *reques
 // refuseFullLocked refuses a request as its level is too high, for a time after at least.
 func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time.Duration) decision {
 	why := rejection{reason: refusedFull, retryAfter: after, also: withoutLine}
-	if d.mode&modeBlock != 0 {
-		why = d.blocks.judge(f, now, why)
+	if d.gate != nil {
+		why = d.gate.judge(f, now, why)
 	}
 	return d.admitLocked(f, now, r, judgement{refusal: why})
 }
@@ -178,8 +190,8 @@ func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time
 func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) decision {
 	switch {
 	case j.refusal.reason != notRefused:
-		if j.refusal.reason == refusedFull && d.mode&modeBlock != 0 { // No other reason begins a block.
-			d.blocks.begin(f, now)
+		if d.gate != nil {
+			d.gate.refused(f, now, j.refusal.reason)
 		}
 		return d.refuseLocked(f, now, r, j.refusal)
 	case j.wait == 0:
@@ -243,7 +255,7 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 // enqueueLocked puts a request into the line of a flow.
 func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	ln := f.lineOrNew()
-	w := d.waiters.takeFor(r, now, !d.isDryRun(), &d.mu)
+	w := d.waiters.takeFor(r, now, !d.letsAllThrough(), &d.mu)
 	if r.with != nil && r.with.account != nil {
 		r.with.account.enter(d, f, w)
 	}
@@ -288,13 +300,13 @@ func (r *request) announceEnd(d *dispatcher, f *flow, at int64, dec decision) {
 	case refusedEvent:
 		runHook(d.trace.Refused, r.ctx, ev)
 	case verdictEvent:
-		r.letThrough(d, ev)
+		d.gate.announce(r.ctx, d.trace, ev)
 	case abandonedEvent:
 		runHook(d.trace.Abandoned, r.ctx, ev)
 	}
 }
 
-// passed reports whether a request was let go at once, or let through by a dry run.
+// passed reports whether a request was let go at once, or let through by the gate.
 func (d decision) passed() bool {
 	return d.event == departedEvent || d.event == verdictEvent
 }
@@ -334,14 +346,14 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 		v.findRoom(f.line)
 	}
 	j.wait, j.refusal = v.judge(now, v.leaves(r.cost), r)
-	if d.mode&modeBlock != 0 {
-		j.refusal = d.blocks.judge(f, now, j.refusal)
+	if d.gate != nil {
+		j.refusal = d.gate.judge(f, now, j.refusal)
 	}
 	return j
 }
 
 // judge is judgeLocked for a newcomer whose view.leaves is known, while the dispatcher is open and
-// no block is to be heeded. The order of the checks is part of the contract.
+// has no gate. The order of the checks is part of the contract.
 func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rejection) {
 	if leaves == neverFits {
 		return 0, rejection{reason: refusedCostly}
@@ -374,8 +386,7 @@ func (v *view) lateness(now int64, wait time.Duration, r *request) (why rejectio
 }
 
 // judgeReentry is judgeLocked for a reentry: only those like it are ahead of it, and only
-// its deadline or Close refuses it. It was admitted before, so it neither heeds a block nor
-// begins one.
+// its deadline or Close refuses it. It was admitted before, so no gate is asked.
 func (f *flow) judgeReentry(now int64, r *request, p phase) (j judgement) {
 	if p == closed {
 		j.refusal.reason = refusedClosed

@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"context"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -71,16 +72,14 @@ type dispatcher struct {
 type mode uint8
 
 const (
-	modePlain  mode = 0
-	modeDryRun mode = 1 << (iota - 1) // WithDryRun is set: no request waits, and the lines are shadows
-	modeBlock                         // WithBlock is set
-	modeFair                          // WithFairQueue is set: the line has an order, and requests have keys
+	modePlain mode = 0
+	modeFair  mode = 1 << (iota - 1) // WithFairQueue is set: the line has an order, and requests have keys
 )
 
 // modeStates has the fields of dispatchers with some mode.
 type modeStates struct {
 	levels levels     // nil: the levels are the flows' own
-	blocks *blocks    // nil: WithBlock is not set
+	gate   gate       // nil: none
 	fair   *fairQueue // nil: WithFairQueue is not set
 }
 
@@ -98,8 +97,42 @@ type levels interface {
 	close()                            // after the lines have been emptied; the lock is not held
 }
 
-// isDryRun reports whether [WithDryRun] is set.
-func (d *dispatcher) isDryRun() bool { return d.mode&modeDryRun != 0 }
+// A gate judges newcomers beside the engine, or in its place. A plain dispatcher has none. Behind it are
+// blocks (block.go) and dry runs (dryrun.go). The lock is held when its methods are called, unless they say
+// otherwise.
+type gate interface {
+	// judge returns why a newcomer is refused that the engine would refuse for why, or not at all.
+	judge(f *flow, now int64, why rejection) rejection
+	// refused is told that a request has been refused, and why.
+	refused(f *flow, now int64, why reason)
+	// keepOut refuses newcomers until an instant at least, if the gate is one that does so; see
+	// flow.keptOutUntil.
+	keepOut(f *flow, until int64)
+
+	// letsAllThrough reports whether each request is let through at once. Then the lines are as they would be
+	// if the requests waited: they are kept to decide upon the next ones, and no goroutine waits in them.
+	// The lock need not be held.
+	letsAllThrough() bool
+	// decided returns the decision upon a request in the place of the engine's, with the verdict upon a request
+	// that is let through.
+	decided(dec decision, j judgement) (decision, *Verdict)
+	// announce runs the hook of a request that has been let through. The lock is not held.
+	announce(ctx context.Context, trace Trace, ev Event)
+}
+
+// letsAllThrough reports whether the gate lets each request through at once, so that no goroutine waits in
+// the lines.
+func (d *dispatcher) letsAllThrough() bool { return d.gate != nil && d.gate.letsAllThrough() }
+
+// planOf returns a new plan of [Limits] for the flows of a dispatcher.
+func (d *dispatcher) planOf(l Limits) *plan {
+	p := planOf(l)
+	p.uncapped = d.letsAllThrough() // It is unknown when a request would have ended that had left later.
+	if d.levels != nil {
+		d.levels.plan(p)
+	}
+	return p
+}
 
 // changesLocked is called before other limits are put in force.
 func (d *dispatcher) changesLocked() {
@@ -115,14 +148,11 @@ func (d *dispatcher) prepare(o options, t *ticker) {
 	d.modeStates = &plainStates
 	d.waiters.most = maxSpares
 	t.serve(d, o.coarse)
-	if o.shared.asked || o.block > 0 || o.fair != nil {
-		d.modeStates = &modeStates{levels: o.shared.newLevels(d), fair: o.fair}
+	attached := modeStates{levels: o.shared.newLevels(d), gate: o.newGate(), fair: o.fair}
+	if d.plain = attached == plainStates; !d.plain {
+		d.modeStates = new(modeStates)
+		*d.modeStates = attached
 	}
-	if o.block > 0 {
-		d.mode |= modeBlock
-		d.blocks = &blocks{span: o.block, until: make(map[*flow]int64)}
-	}
-	d.plain = d.mode == modePlain && d.levels == nil
 }
 
 // maxClock keeps instants far from overflow. No process lives for 280 years.
@@ -191,7 +221,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		ln := d.due[0]
 		w := ln.head
 		at := now
-		if d.isDryRun() {
+		if d.letsAllThrough() {
 			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
@@ -221,7 +251,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		d.rearm = true
 		d.updateDepartureLocked(ln.flow)
 		switch {
-		case d.isDryRun():
+		case d.letsAllThrough():
 			d.countDepartureLocked(ln.flow, admitted, at-admitted)
 			d.measureWaitLocked(at - admitted)
 			d.waiters.keep(w)
@@ -291,7 +321,7 @@ func (d *dispatcher) publishNextLocked() {
 	if next != was {
 		d.next.Store(next)
 	}
-	serves := d.waiting > 0 && !d.isDryRun() // In a dry run there are no waiters to wake.
+	serves := d.waiting > 0 && !d.letsAllThrough() // Else there are no goroutines to wake.
 	if serves != d.served || serves && next < was {
 		d.ticker.arm(d, serves, next)
 	}
@@ -318,7 +348,7 @@ func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	if lv := f.level(); lv != nil {
 		lv.change(to)
 		if to.interval.IsZero() {
-			d.blocks.lift(f)
+			f.letIn()
 		}
 		d.markDirtyLocked(f)
 		d.advanceLocked(now, headFirst)
@@ -328,7 +358,7 @@ func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	f.bucket.change(to, now)
 	f.bucket.noteLeftAt(leftAt)
 	if to.interval.IsZero() {
-		d.blocks.lift(f)
+		f.letIn() // There is nothing to keep them out for.
 	}
 	if f.line != nil {
 		// A head that the new limits would have let leave sooner leaves now.

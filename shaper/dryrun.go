@@ -10,7 +10,7 @@ import (
 
 type dryRunOption struct{}
 
-func (dryRunOption) apply(to *options) { to.mode |= modeDryRun }
+func (dryRunOption) apply(to *options) { to.dryRun = true }
 
 // WithDryRun lets every request through at once, and records the decision upon
 // it, so that limits can be tried on live traffic before they are enforced.
@@ -38,46 +38,55 @@ func (dryRunOption) apply(to *options) { to.mode |= modeDryRun }
 // in second place it would see only the requests that the other limits admit.
 func WithDryRun() Option { return common{dryRunOption{}} }
 
-// shadowLocked decides upon a request as if it could wait. It notes the decision in the shadow
-// of the line and as the request's verdict, and lets the request through. A reentry
-// enters the shadow as a newcomer.
-func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
-	if r.kind == reentry {
-		r.kind = newcomer
+// A dryRun is the gate of a dry run. What the engine decides, as if the request could wait, it notes in the
+// shadow of the line; the dryRun makes it the verdict, and lets the request through. behind is the gate that the
+// shadow has; nil: none.
+type dryRun struct{ behind gate }
+
+func (g dryRun) judge(f *flow, now int64, why rejection) rejection {
+	if g.behind == nil {
+		return why
 	}
-	j := d.judgeLocked(f, now, r)
-	dec := d.admitLocked(f, now, r, j)
+	return g.behind.judge(f, now, why)
+}
+
+func (g dryRun) refused(f *flow, now int64, why reason) {
+	if g.behind != nil {
+		g.behind.refused(f, now, why)
+	}
+}
+
+func (g dryRun) keepOut(f *flow, until int64) {
+	if g.behind != nil {
+		g.behind.keepOut(f, until)
+	}
+}
+
+func (dryRun) letsAllThrough() bool { return true }
+
+func (dryRun) decided(dec decision, j judgement) (decision, *Verdict) {
+	verdict := new(Verdict)
 	switch {
 	case dec.err != nil:
-		r.verdict = &Verdict{Err: dec.err}
+		verdict.Err = dec.err
 	case dec.event == refusedEvent: // No error is made for a call that only learns whether it may leave.
-		r.verdict = &Verdict{Err: d.refusalRing.newError(j.refusal)}
+		err := j.refusal.value()
+		verdict.Err = &err
 	default:
-		r.verdict = &Verdict{Wait: j.wait}
+		verdict.Wait = j.wait
 	}
-	return decision{waiting: dec.waiting, event: verdictEvent}
+	return decision{waiting: dec.waiting, event: verdictEvent}, verdict
 }
 
-// planOf returns a new plan of [Limits] for the flows of a dispatcher.
-func (d *dispatcher) planOf(l Limits) *plan {
-	p := planOf(l)
-	p.uncapped = d.isDryRun()
-	if d.levels != nil {
-		d.levels.plan(p)
-	}
-	return p
-}
-
-// letThrough leaves the verdict of a dry run in the context of its request, if there is
-// room for one, and runs the hook. The lock is not held.
-func (r *request) letThrough(d *dispatcher, ev Event) {
-	leaveVerdict(r.ctx, *ev.Verdict)
-	runHook(d.trace.Departed, r.ctx, ev)
+// announce leaves the verdict in the context of the request, if there is room for one, and runs the hook.
+func (dryRun) announce(ctx context.Context, trace Trace, ev Event) {
+	leaveVerdict(ctx, *ev.Verdict)
+	runHook(trace.Departed, ctx, ev)
 }
 
 // mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds
 // a [*Shaper] or a [*Group] has it too.
-func (d *dispatcher) mayDryRun() bool { return d.isDryRun() }
+func (d *dispatcher) mayDryRun() bool { return d.letsAllThrough() }
 
 // A Verdict is the decision upon a request that a dry run ([WithDryRun]) let
 // through.

@@ -45,17 +45,6 @@ func SpreadHomes[K comparable](g *Group[K], keys ...K) {
 // HashAlike gives a new Group the hash of another one, so that the same keys share shards.
 func HashAlike[K comparable](g, other *Group[K]) { g.seed = other.seed }
 
-// BlocksOf returns how many blocks a Group remembers.
-func BlocksOf[K comparable](g *Group[K]) int {
-	n := 0
-	for _, s := range g.all {
-		s.mu.Lock()
-		n += len(s.blocks.until)
-		s.mu.Unlock()
-	}
-	return n
-}
-
 // AuditRefusals lets a new Shaper refuse without its lock wherever it can, not only when many
 // calls are refused in a row. It repeats each such refusal under the lock at the same instant,
 // unless the lock has been taken meanwhile, and panics if that leads to anything else. It

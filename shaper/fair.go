@@ -86,7 +86,7 @@ func (o *options) validateFair() error {
 	switch {
 	case o.fair == nil:
 		return nil
-	case o.mode&modeDryRun != 0:
+	case o.dryRun:
 		return errors.New("shaper: New: WithFairQueue and WithDryRun don't go together: a request that was let through can't be pushed out of the line")
 	case o.block > 0:
 		return errors.New("shaper: New: WithFairQueue and WithBlock don't go together: the burst of one key would block the others")
@@ -415,7 +415,7 @@ func (k keyOfShaper) predict(n int) (wait time.Duration, err error) {
 }
 
 func (k keyOfShaper) forecast(n int) (wait time.Duration, err error) {
-	if k.isDryRun() {
+	if k.mayDryRun() {
 		return 0, nil
 	}
 	return k.predict(n)

@@ -92,6 +92,28 @@ func (f *flow) level() level {
 // setLevel sets the level of a flow.
 func (f *flow) setLevel(lv level) { f.bucket.rareOrNew().level = lv }
 
+// keptOutUntil returns until when the gate keeps newcomers out of the flow; never: it never does, and 0: it
+// has not.
+func (f *flow) keptOutUntil() int64 {
+	if r := f.bucket.coldOrNone().rare; r != nil {
+		return r.keptOutUntil
+	}
+	return 0
+}
+
+// never is in the place of the instant until which newcomers are kept out of a flow whom no gate keeps out.
+const never = -1
+
+// keepOut keeps newcomers out of the flow until an instant; never: none is kept out.
+func (f *flow) keepOut(until int64) { f.bucket.rareOrNew().keptOutUntil = until }
+
+// letIn ends the time for which the gate keeps newcomers out.
+func (f *flow) letIn() {
+	if f.keptOutUntil() != 0 && f.keptOutUntil() != never {
+		f.keepOut(0)
+	}
+}
+
 // givenPlan returns the plan that was given to the flow.
 func (f *flow) givenPlan() *plan {
 	if lv := f.level(); lv != nil {

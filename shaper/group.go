@@ -217,7 +217,7 @@ func (p *placement[K]) homeOf(key K) int16 {
 
 // mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds a [*Group]
 // has it too.
-func (p *placement[K]) mayDryRun() bool { return p.spill.isDryRun() }
+func (p *placement[K]) mayDryRun() bool { return p.spill.letsAllThrough() }
 
 // makeShards makes the shards of a Group. With a [Bucket] there is one: the round trips take
 // the time there, and one place knows the Bucket's servers.

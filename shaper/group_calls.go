@@ -204,9 +204,9 @@ func (k ofKey[K]) failed(r *request, err error) decision {
 	k.noteFailed(r, err)
 	_, unlimited := err.(*limitsError)
 	switch {
-	case s.isDryRun() && (refusal || unlimited):
+	case s.letsAllThrough() && (refusal || unlimited):
 		ev.Err, ev.Verdict = nil, &Verdict{Err: err}
-		r.letThrough(&s.dispatcher, ev)
+		s.gate.announce(r.ctx, s.trace, ev)
 		return decision{event: verdictEvent}
 	case refusal:
 		runHook(s.trace.Refused, r.ctx, ev)
@@ -330,8 +330,7 @@ func (k keyless[K]) WaitN(ctx context.Context, n int) error {
 		return err
 	}
 	d := &k.group.spill.dispatcher
-	r := request{ctx: ctx}
-	r.letThrough(d, Event{Name: d.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
+	d.gate.announce(ctx, d.trace, Event{Name: d.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
 	return nil
 }
 

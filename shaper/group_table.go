@@ -152,7 +152,9 @@ func (l *limitsLookup[K]) insertOverflowLocked(limits Limits) (*keyShard[K], *ke
 		kf = spill.newFlowLocked(p, spill.clock)
 		kf.Home = home
 		g.overflow.Add(kf, p)
-		spill.blocks.exempt(&kf.Value)
+		if spill.gate != nil {
+			kf.Value.keepOut(never)
+		}
 	}
 	kf.Reach = max(kf.Reach, distance)
 	kf.Value.bucket.idleUntil(spill.clock)
@@ -274,7 +276,7 @@ func (s *keyShard[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
 // in line stay and no other comes: when it is drained and not blocked any more. While its
 // lease is in use, that is unknown.
 func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
-	at := max(f.drains(now), s.blocks.end(f))
+	at := max(f.drains(now), f.keptOutUntil())
 	if lv := f.level(); lv != nil && lv.busy(s.clock) {
 		at = max(at, now+int64(keyed.Resolution))
 	}
@@ -284,7 +286,7 @@ func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
 // idleLocked reports whether a bucket is as a new one.
 func (s *keyShard[K]) idleLocked(f *flow, now int64) bool {
 	lv := f.level()
-	return f.drained(now) && s.blocks.end(f) <= now && !(lv != nil && lv.busy(s.clock))
+	return f.drained(now) && f.keptOutUntil() <= now && !(lv != nil && lv.busy(s.clock))
 }
 
 // rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
@@ -333,7 +335,6 @@ func (s *keyShard[K]) sweepDrainedLocked(now int64) {
 	few := s.fewEntries()
 	s.table.Shrink(few)
 	s.plans.of.Shrink(few)
-	s.blocks.shrink(few)
 	s.sweepTimer.Next(s.wheel.Next())
 }
 
@@ -354,7 +355,6 @@ func (s *keyShard[K]) forgetLocked(kf *keyedFlow[K]) {
 	} else {
 		s.table.Delete(kf)
 	}
-	s.blocks.forget(&kf.Value)
 	s.plans.release(kf.Value.givenPlan())
 	if s.levels != nil {
 		s.levels.forget(&kf.Value)

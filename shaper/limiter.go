@@ -95,7 +95,7 @@ func (s shaperLimiter) reserve(ctx context.Context, estimate int, kind entryKind
 func (s shaperLimiter) reserves() bool { return true }
 
 func (s shaperLimiter) forecast(n int) (wait time.Duration, err error) {
-	if s.isDryRun() {
+	if s.letsAllThrough() {
 		return 0, nil
 	}
 	return s.Forecast(n)
@@ -103,7 +103,7 @@ func (s shaperLimiter) forecast(n int) (wait time.Duration, err error) {
 
 func (s shaperLimiter) hold(_ context.Context, d time.Duration) bool {
 	s.Hold(d)
-	return !s.isDryRun()
+	return !s.letsAllThrough()
 }
 
 // stats does not withdraw the publication for refusals without the lock. Otherwise a middleware

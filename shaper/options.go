@@ -20,10 +20,22 @@ type options struct {
 	trace   Trace
 	coarse  bool
 	mode    mode
+	dryRun  bool
 	block   time.Duration
 	maxKeys int
 	shared  sharedOptions
 	fair    *fairQueue // nil: WithFairQueue is not set
+}
+
+// newGate returns the gate of a dispatcher; nil: it needs none.
+func (o *options) newGate() (g gate) {
+	if o.block > 0 {
+		g = blocks{o.block}
+	}
+	if o.dryRun {
+		g = dryRun{g}
+	}
+	return g
 }
 
 // common makes an [Option] of a [GroupOption].

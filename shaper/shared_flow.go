@@ -305,13 +305,13 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 	f, d := sf.f, sf.d
 	sf.checkFallbackLocked(now)
 	asks := kind == allow || kind == newcomer && f.bucket.limits.Depth == 0
-	blocked := d.blocks.end(f) > now
+	keptOut := f.keptOutUntil() > now
 	switch {
 	case sf.Off, d.phase == closed, d.phase == draining && kind != reentry:
 		return judges, why // The order of the reasons to refuse is the same.
 	case kind != reentry && sf.tooCostlyLocked(n):
 		return refuses, rejection{reason: refusedCostly}
-	case kind != reentry && deadline > now && !blocked && f.waiting() == 0 && f.hasSeat() &&
+	case kind != reentry && deadline > now && !keptOut && f.waiting() == 0 && f.hasSeat() &&
 		max(sf.unitsDueLocked(n), f.bucket.coldOrNone().hold.Ceil()) <= now:
 		return passes, why
 	case sf.usesOwnLevelLocked():
@@ -319,7 +319,7 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 		return judges, why
 	case kind != reentry && sf.isUnavailableLocked(now):
 		return refuses, sf.unavailableLocked(now)
-	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || blocked || sf.fallback):
+	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || keptOut || sf.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
 		v := f.view()
 		wait := v.expected(f.bucket.wait(now, v.ahead, n))

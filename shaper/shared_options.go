@@ -211,7 +211,7 @@ func (o *options) validateShared(constructor string) error {
 		return nil
 	case s.bucket == nil:
 		return fmt.Errorf("shaper: %s: the Bucket is nil", constructor)
-	case o.mode&modeDryRun != 0:
+	case o.dryRun:
 		return fmt.Errorf("shaper: %s: WithDryRun can't be combined with a Bucket, as a shadow must not take what others need", constructor)
 	case s.fallback < 0:
 		return fmt.Errorf("shaper: %s: WithFallback is FallbackLocal(%d), must be of at least 1", constructor, s.fallback+1)

@@ -30,7 +30,7 @@ import (
 func (s *Shaper) Snapshot() ([]byte, error) {
 	s.mustBeMade()
 	s.lockFlow(&s.flow)
-	copied := s.flow.copy(s.blocks)
+	copied := s.flow.copy()
 	s.unlockAndArm()
 	at := time.Now()
 	bucket, _ := copied.saved(s.instantOf(at))
@@ -111,9 +111,9 @@ type bucketCopy struct {
 }
 
 // copy returns the bucketCopy of a flow.
-func (f *flow) copy(b *blocks) bucketCopy {
+func (f *flow) copy() bucketCopy {
 	c := f.bucket.coldOrNone()
-	return bucketCopy{f.bucket.plan, f.bucket.empty, f.bucket.roundedUpBy(), c.hold.Whole(), b.end(f)}
+	return bucketCopy{f.bucket.plan, f.bucket.empty, f.bucket.roundedUpBy(), c.hold.Whole(), f.keptOutUntil()}
 }
 
 // saved returns the bucket as it is at an instant, if no request has left since it was
@@ -204,8 +204,8 @@ func (r *restoredLevel) restore(d *dispatcher, f *flow, now int64) {
 		c := f.bucket.coldOrNew()
 		c.hold = exact.Later(c.hold, exact.At(exact.Sum(r.now, remaining)))
 	}
-	if remaining := r.blocked - r.age; remaining > 0 && !f.bucket.interval.IsZero() {
-		d.blocks.extend(f, exact.Sum(r.now, remaining))
+	if remaining := r.blocked - r.age; remaining > 0 && !f.bucket.interval.IsZero() && d.gate != nil {
+		d.gate.keepOut(f, exact.Sum(r.now, remaining))
 	}
 	if f.line != nil {
 		f.line.leftAt = unknown // The next spacing would not be one of the line's own.
@@ -436,7 +436,7 @@ func (k ofKey[K]) copyOf() (copied bucketCopy, ok bool) {
 	if kf == nil {
 		return copied, false
 	}
-	return kf.Value.copy(s.blocks), true
+	return kf.Value.copy(), true
 }
 
 // savedGroup is the snapshot of a [Group].

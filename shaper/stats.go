@@ -93,7 +93,7 @@ func (s *Shaper) Stats() Stats {
 func (d *dispatcher) freeLocked(f *flow, now int64) int {
 	b := &f.bucket
 	switch {
-	case d.phase != open, f.waiting() > 0, !f.hasSeat(), now < b.coldOrNone().hold.Ceil(), now < d.blocks.end(f):
+	case d.phase != open, f.waiting() > 0, !f.hasSeat(), now < b.coldOrNone().hold.Ceil(), now < f.keptOutUntil():
 		return 0
 	case b.interval.IsZero():
 		return math.MaxInt
@@ -115,7 +115,7 @@ func (d *dispatcher) freeLocked(f *flow, now int64) int {
 // statsLocked returns the [Stats] of a flow.
 func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	st := f.stats(now)
-	st.Name, st.DryRun, st.Free = d.name, d.isDryRun(), d.freeLocked(f, now)
+	st.Name, st.DryRun, st.Free = d.name, d.letsAllThrough(), d.freeLocked(f, now)
 	if empty := f.bucket.empty.Ceil(); now < empty {
 		st.EmptyAt = d.timeOf(empty)
 	}
@@ -128,7 +128,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if st.Refused > 0 {
 		st.LastRefusal = d.timeOf(f.bucket.cold.refusedAt)
 	}
-	if until := d.blocks.end(f); now < until {
+	if until := f.keptOutUntil(); now < until {
 		st.BlockedUntil = d.timeOf(until)
 	}
 	if d.fair != nil {
@@ -302,7 +302,7 @@ type GroupStats struct {
 // Stats returns the state of the Group now. It works on a closed Group too.
 func (g *Group[K]) Stats() GroupStats {
 	g.mustBeMade()
-	st := GroupStats{Name: g.spill.name, Keys: int(g.counts.Heavy.Load()), DryRun: g.spill.isDryRun(), RefusedKeys: g.limited.RefusedKeys()}
+	st := GroupStats{Name: g.spill.name, Keys: int(g.counts.Heavy.Load()), DryRun: g.spill.letsAllThrough(), RefusedKeys: g.limited.RefusedKeys()}
 	st.Precise, st.Fallback = g.ticker.precision()
 	var sum totals
 	for _, s := range g.all {
