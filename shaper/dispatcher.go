@@ -88,13 +88,24 @@ var plainStates modeStates
 
 // levels has the state that the levels of a dispatcher have in common: shared_levels.go.
 type levels interface {
-	add(f *flow, key bucketKey)        // gives a flow a level, unless it has one
-	forget(f *flow)                    // the flow is deleted
-	bucketKeyOf(name string) bucketKey // the lock is not held
-	plan(p *plan)                      // prepares a plan that is to be put in force; the lock is not held
-	changes()                          // other limits are about to be put in force
-	stats() BucketStats                // of all flows together
-	close()                            // after the lines have been emptied; the lock is not held
+	keyOf(name string) levelKey // the lock is not held
+	add(f *flow, key levelKey)  // gives a flow a level
+	forget(f *flow)             // the flow is deleted
+	check(l Limits) error       // why limits are not for a level; nil: they are
+	plan(p *plan)               // prepares a plan that may be put in force; the lock is not held
+	changes()                   // other limits are about to be put in force
+	stats() BucketStats         // of all flows together
+	close()                     // the lines have been emptied; the lock is not held
+}
+
+// A levelKey says where the level of a flow is: its key, and the name of the server that has it.
+type levelKey struct{ key, backend string }
+
+// changesLocked is called before other limits are put in force.
+func (d *dispatcher) changesLocked() {
+	if d.levels != nil {
+		d.levels.changes()
+	}
 }
 
 // A gate judges newcomers beside the engine, or in its place. A plain dispatcher has none. Behind it are
@@ -124,6 +135,14 @@ type gate interface {
 // the lines.
 func (d *dispatcher) letsAllThrough() bool { return d.gate != nil && d.gate.letsAllThrough() }
 
+// validate returns why limits are not for the flows of a dispatcher; nil: they are.
+func (d *dispatcher) validate(l Limits) error {
+	if err := l.Validate(); err != nil || d.levels == nil {
+		return err
+	}
+	return d.levels.check(l)
+}
+
 // planOf returns a new plan of [Limits] for the flows of a dispatcher.
 func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
@@ -132,13 +151,6 @@ func (d *dispatcher) planOf(l Limits) *plan {
 		d.levels.plan(p)
 	}
 	return p
-}
-
-// changesLocked is called before other limits are put in force.
-func (d *dispatcher) changesLocked() {
-	if d.levels != nil {
-		d.levels.changes()
-	}
 }
 
 // prepare makes the dispatcher ready for use, with a ticker that may serve others already.

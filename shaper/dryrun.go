@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 )
 
 type dryRunOption struct{}
@@ -82,22 +81,6 @@ func (dryRun) decided(dec decision, j judgement) (decision, *Verdict) {
 func (dryRun) announce(ctx context.Context, trace Trace, ev Event) {
 	leaveVerdict(ctx, *ev.Verdict)
 	runHook(trace.Departed, ctx, ev)
-}
-
-// mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds
-// a [*Shaper] or a [*Group] has it too.
-func (d *dispatcher) mayDryRun() bool { return d.letsAllThrough() }
-
-// A Verdict is the decision upon a request that a dry run ([WithDryRun]) let
-// through.
-type Verdict struct {
-	// Wait is how long the request would have waited. 0 means that it would have left at
-	// once, or been refused.
-	Wait time.Duration
-	// Err is the error with which the request would have been refused: a [*RejectError],
-	// or in a [Group] the error of its key function or of its limits function. nil means
-	// that the request would have been admitted.
-	Err error
 }
 
 // String returns the value of the header field of [WithVerdictHeader]: "leave", or for

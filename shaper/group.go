@@ -273,16 +273,16 @@ var errEmptyBucketKey = errors.New("the key function of WithBuckets has returned
 
 // bucketKey returns the [Bucket]'s key of a key; none without a Bucket. The lock is not
 // held.
-func (k ofKey[K]) bucketKey() (bucketKey, error) {
+func (k ofKey[K]) bucketKey() (levelKey, error) {
 	g := k.s.group
 	if g.bucketKey == nil {
-		return bucketKey{}, nil
+		return levelKey{}, nil
 	}
 	name := g.bucketKey(k.key)
 	if name == "" {
-		return bucketKey{}, &limitsError{errEmptyBucketKey}
+		return levelKey{}, &limitsError{errEmptyBucketKey}
 	}
-	return g.spill.levels.bucketKeyOf(name), nil
+	return g.spill.levels.keyOf(name), nil
 }
 
 // leaseLocked makes the level of a bucket that has none, if levels are shared. A bucket that
@@ -291,14 +291,14 @@ func (k ofKey[K]) bucketKey() (bucketKey, error) {
 // It is not inlined, so that its callers need no stack for it.
 //
 //go:noinline
-func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
+func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key levelKey) {
 	if kf.Value.level() != nil || kf == s.closedFlow || kf == s.unlimited {
 		return
 	}
 	if kf.Home != keyed.Own {
 		l := kf.Value.bucket.limits
 		// The Bucket can't be asked for its backend here, so such keys have a circuit breaker of their own.
-		key = bucketKey{key: fmt.Sprintf("overflow/%s/%g/%d/%d", s.name, float64(l.Rate), l.burst(), kf.Home)}
+		key = levelKey{key: fmt.Sprintf("overflow/%s/%g/%d/%d", s.name, float64(l.Rate), l.burst(), kf.Home)}
 	}
 	s.levels.add(&kf.Value, key)
 }

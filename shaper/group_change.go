@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"runtime"
 
-	"golang.org/x/time/rate"
-
 	"example.com/leakybucket/shaper/internal/keyed"
 )
 
@@ -33,14 +31,11 @@ var errNaNKey = errors.New("shaper: a key that does not equal itself, such as Na
 func (g *Group[K]) SetLimits(key K, l Limits) error {
 	g.mustBeMade()
 	s := g.shardOf(key)
-	if err := l.Validate(); err != nil {
+	if err := s.validate(l); err != nil {
 		return err
 	}
 	if key != key {
 		return errNaNKey
-	}
-	if g.bucketKey != nil && l.Rate == rate.Inf {
-		return errSharedInf
 	}
 	return s.of(key).override(s.planFor(l))
 }

@@ -306,6 +306,10 @@ func (f foreign) stats() (st Stats, ok bool) {
 	return st, ok
 }
 
+// mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds
+// a [*Shaper] or a [*Group] has it too.
+func (d *dispatcher) mayDryRun() bool { return d.letsAllThrough() }
+
 // mayDryRun reports whether the [Limiter] embeds one of this package's in a dry run.
 func (f foreign) mayDryRun() bool {
 	l, ok := f.Limiter.(interface{ mayDryRun() bool })

@@ -133,6 +133,18 @@ type Event struct {
 	Verdict *Verdict
 }
 
+// A Verdict is the decision upon a request that a dry run ([WithDryRun]) let
+// through.
+type Verdict struct {
+	// Wait is how long the request would have waited. 0 means that it would have left at
+	// once, or been refused.
+	Wait time.Duration
+	// Err is the error with which the request would have been refused: a [*RejectError],
+	// or in a [Group] the error of its key function or of its limits function. nil means
+	// that the request would have been admitted.
+	Err error
+}
+
 // runHook runs a hook, unless it is nil.
 func runHook(hook func(context.Context, Event), ctx context.Context, e Event) {
 	if hook != nil {

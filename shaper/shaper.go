@@ -70,7 +70,7 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	s.flow.bucket.plan = s.planOf(l)
 	s.capped = s.flow.capped()
 	if s.levels != nil {
-		s.levels.add(&s.flow, s.levels.bucketKeyOf(o.shared.key))
+		s.levels.add(&s.flow, s.levels.keyOf(o.shared.key))
 	}
 	return s, nil
 }
@@ -292,11 +292,7 @@ func (s *Shaper) UpdateLimits(change func(Limits) Limits) error {
 // in force, and reports whether they were.
 func setLimits(s *Shaper, l Limits, from *Limits) (done bool, err error) {
 	var to *plan
-	switch err = l.Validate(); {
-	case err != nil:
-	case s.levels != nil && l.Rate == rate.Inf:
-		err = errSharedInf
-	default:
+	if err = s.validate(l); err == nil {
 		to = s.planOf(l)
 	}
 	now := s.lockFlow(&s.flow)

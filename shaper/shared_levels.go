@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"example.com/leakybucket/shaper/internal/lease"
 )
 
@@ -71,6 +73,14 @@ func (s *sharedLevels) rateOf(p *plan, version int64) BucketRate {
 // plan makes the rate of a plan. That takes long, so it is done before the lock is needed for it.
 func (s *sharedLevels) plan(p *plan) { s.rateOf(p, 0) }
 
+// check returns why a rate can't be shared.
+func (s *sharedLevels) check(l Limits) error {
+	if l.Rate == rate.Inf {
+		return errSharedInf
+	}
+	return nil
+}
+
 // changes makes the version greater, for rates that are put in force from now on.
 func (s *sharedLevels) changes() {
 	s.version++
@@ -80,7 +90,7 @@ func (s *sharedLevels) changes() {
 }
 
 // add makes the sharedFlow of a flow, whose bucket has the plan of its [Limits].
-func (s *sharedLevels) add(f *flow, key bucketKey) {
+func (s *sharedLevels) add(f *flow, key levelKey) {
 	common := s.breakerOf(key.backend)
 	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), all: s, d: s.d, f: f, breaker: common, common: common}
 	sf.pump.sf, sf.meter.sf = sf, sf
@@ -104,18 +114,15 @@ func (s *sharedLevels) drop(f *flow) {
 	f.setLevel(nil)
 }
 
-// bucketKeyOf returns a key with the name of its backend. It calls the [Bucket], so the
+// keyOf returns a key with the name of its backend. It calls the [Bucket], so the
 // lock is not held.
-func (s *sharedLevels) bucketKeyOf(key string) bucketKey {
-	k := bucketKey{key: key}
+func (s *sharedLevels) keyOf(key string) levelKey {
+	k := levelKey{key: key}
 	if s.backendOf != nil {
 		k.backend = s.backendOf(key)
 	}
 	return k
 }
-
-// A bucketKey is a key of the [Bucket], and the name of its backend.
-type bucketKey struct{ key, backend string }
 
 // breakerOf returns the circuit breaker of a server.
 func (s *sharedLevels) breakerOf(name string) *lease.Breaker {
@@ -249,37 +256,6 @@ func (s *sharedLevels) close() {
 		}
 	}
 }
-
-// BucketStats tells about the [Bucket] that a level is in. Of a [Group] it has only the State,
-// Err and the totals of all keys together, with the state of a server that can't be
-// asked if there is one.
-type BucketStats struct {
-	State BucketState // "" without a Bucket
-	Err   error       // the latest failure; nil if the latest call succeeded
-
-	RTT   time.Duration // the shortest round trip of late; 0 if there was none
-	Share float64       // the part of the slots that this process has had of late, from 0 to 1; 0 if that is not known
-
-	Lateness time.Duration // for how long after its instant a slot may be used
-
-	Held       int64  // cost units that are leased and not used yet
-	Ahead      int64  // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared.md
-	RoundTrips uint64 // calls of Take, and of GiveBack
-	Failures   uint64 // calls that failed
-	Leased     uint64 // cost units taken
-	Dropped    uint64 // cost units whose slots have passed unused
-	GivenBack  uint64 // cost units given back
-}
-
-// BucketState says how requests leave that share a level.
-type BucketState string
-
-const (
-	BucketShared BucketState = "shared" // at the slots of the Bucket
-	BucketDown   BucketState = "down"   // not at all: it can't be asked (FallbackClosed)
-	BucketLocal  BucketState = "local"  // at a part of the rate: it can't be asked (FallbackLocal)
-	BucketOpen   BucketState = "open"   // at the whole rate in each process: it can't be asked (FallbackOpen)
-)
 
 // A BucketEvent reports that a [Bucket] can't be asked any more, or can be again: for all keys of
 // one of its servers, or for a single key that fails while others are answered. A [Group] that

@@ -61,6 +61,37 @@ type Stats struct {
 	Bucket BucketStats // of the shared bucket; zero without WithBucket
 }
 
+// BucketStats tells about the [Bucket] that a level is in. Of a [Group] it has only the State,
+// Err and the totals of all keys together, with the state of a server that can't be
+// asked if there is one.
+type BucketStats struct {
+	State BucketState // "" without a Bucket
+	Err   error       // the latest failure; nil if the latest call succeeded
+
+	RTT   time.Duration // the shortest round trip of late; 0 if there was none
+	Share float64       // the part of the slots that this process has had of late, from 0 to 1; 0 if that is not known
+
+	Lateness time.Duration // for how long after its instant a slot may be used
+
+	Held       int64  // cost units that are leased and not used yet
+	Ahead      int64  // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared.md
+	RoundTrips uint64 // calls of Take, and of GiveBack
+	Failures   uint64 // calls that failed
+	Leased     uint64 // cost units taken
+	Dropped    uint64 // cost units whose slots have passed unused
+	GivenBack  uint64 // cost units given back
+}
+
+// BucketState says how requests leave that share a level.
+type BucketState string
+
+const (
+	BucketShared BucketState = "shared" // at the slots of the Bucket
+	BucketDown   BucketState = "down"   // not at all: it can't be asked (FallbackClosed)
+	BucketLocal  BucketState = "local"  // at a part of the rate: it can't be asked (FallbackLocal)
+	BucketOpen   BucketState = "open"   // at the whole rate in each process: it can't be asked (FallbackOpen)
+)
+
 // refusals counts refusals by reason. There is no counter for notRefused, which keeps
 // cold within 96 bytes.
 type refusals [reasons - 1]uint64
