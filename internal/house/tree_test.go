@@ -217,30 +217,6 @@ func TestEveryFolderHasOnePackageComment(t *testing.T) {
 	}
 }
 
-// mostMethods is the most that one type may have: a type with more has more than one idea.
-const mostMethods = 35
-
-// A reader has to keep all methods of a type in mind.
-func TestNoTypeHasMoreMethodsThanAReaderKeepsInMind(t *testing.T) {
-	methods := map[string]int{}
-	for _, file := range treeFiles(t) {
-		if filepath.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") {
-			continue
-		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-		require.NoError(t, err)
-		for _, decl := range parsed.Decls {
-			if method, ok := decl.(*ast.FuncDecl); ok && method.Recv != nil {
-				methods[filepath.Dir(file)+": "+receiver(method.Recv.List[0].Type)]++
-			}
-		}
-	}
-	for name, n := range methods {
-		require.LessOrEqualf(t, n, mostMethods, "the methods of %s", name)
-	}
-	require.Greater(t, methods[filepath.Join(root, "shaper")+": Group"], 20, "the methods of a type with a type parameter are counted")
-}
-
 // receiver returns the name of the type of a receiver.
 func receiver(of ast.Expr) string {
 	switch of := of.(type) {
