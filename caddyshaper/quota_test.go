@@ -155,6 +155,17 @@ func TestAProviderThatIsNotThere(t *testing.T) {
 	require.Equal(t, "502 sorry", fmt.Sprint(a.status, " ", a.body))
 }
 
+// Whoever wants refusals in the log wants those of a quota, too.
+func TestRefusalsOfAQuotaAreLogged(t *testing.T) {
+	s := serve(t, quotaShape("requests 60\n burst 1s", "wait 1ms\nlog_refusals"))
+	require.Equal(t, 200, s.get("/").status)
+	require.Equal(t, 429, s.get("/").status)
+	realtime.Until(t, func() bool {
+		text, _ := os.ReadFile(s.log + ".app")
+		return containsAll(string(text), "shaper: refused", `"shape":"line"`)
+	}, "the log tells of the refusal")
+}
+
 // Handlers behind the gateway may answer in other ways than a provider does, or not at all.
 func TestARecordHasTheStatusThatCaddyAnswersWith(t *testing.T) {
 	for behind, status := range map[string]int{"": 200, "error 404": 404, "respond sorry 418": 418} {

@@ -3,8 +3,10 @@ package llm_test
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"net/http"
 	"runtime"
@@ -98,6 +100,48 @@ func geminiChunk(output int) string {
 }
 
 func message(event, payload string) string { return string(llmtest.Message(event, []byte(payload))) }
+
+// behind returns an event whose type stands behind other headers, as they are in a message.
+func behind(headers, event, payload string) string {
+	plain := llmtest.Message(event, []byte(payload))
+	length := binary.BigEndian.Uint32(plain[4:]) + uint32(len(headers))
+	message := binary.BigEndian.AppendUint32(nil, uint32(len(plain)+len(headers)))
+	message = binary.BigEndian.AppendUint32(message, length)
+	message = binary.BigEndian.AppendUint32(message, crc32.ChecksumIEEE(message))
+	message = append(append(message, headers...), plain[12:len(plain)-4]...)
+	return string(binary.BigEndian.AppendUint32(message, crc32.ChecksumIEEE(message)))
+}
+
+// The type of an event stands behind headers of any type, and nobody knows which a provider will add.
+func TestTheTypeOfAnEventIsFoundBehindHeadersOfEachType(t *testing.T) {
+	const payload = `{"usage":{"inputTokens":3,"outputTokens":4}}`
+	values := []string{"", "", "1", "12", "1234", "12345678", "\x00\x03abc", "\x00\x03abc", "12345678", "1234567890123456"}
+	all := ""
+	for kind, value := range values {
+		header := "\x04name" + string(rune(kind)) + value
+		all += header
+		for name, headers := range map[string]string{"one": header, "all": all, "as long as its name": "\x0b:event-type" + string(rune(kind%7)) + values[kind%7]} {
+			// Only of an event that is known to be the last is anything known when the caller closes it.
+			_, u, ok := metered(t, llm.Bedrock, amazon, "", behind(headers, "metadata", payload), 0, closed)
+			require.True(t, ok, "%s: %d", name, kind)
+			require.Equal(t, llm.Usage{Input: 3, Output: 4}, u)
+		}
+	}
+	for name, headers := range map[string]string{
+		"a type that is none":       "\x04name\x0a",
+		"a value that is cut off":   "\x04name\x06\xff\xff",
+		"a name that is cut off":    "\xff",
+		"lengths that are cut off":  "",
+		"a type of another message": "\x0d:message-type\x07\x00\x08metadata",
+	} {
+		event := "metadata"
+		if name == "lengths that are cut off" || name == "a type of another message" {
+			event = "chunk"
+		}
+		_, _, ok := metered(t, llm.Bedrock, amazon, "", behind(headers, event, payload), 0, closed)
+		require.False(t, ok, name)
+	}
+}
 
 func TestUsageOfWholeResponses(t *testing.T) {
 	type usage = llm.Usage

@@ -29,6 +29,19 @@ func TestMethodsOfAShaperAreThoseOfTheEmptyKey(t *testing.T) {
 	}, shaper.WithFairQueue(func(string) int { return 9 }))
 }
 
+// A chain must tell a caller of a key when it is its turn, and not when the empty key's is.
+func TestAChainForecastsForItsKey(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("a1", "a2", "a3", "a4")
+		for key, wait := range map[string]time.Duration{"a": 400 * time.Millisecond, "b": 200 * time.Millisecond} {
+			got, err := shaper.Chain(g.For(key)).Forecast(1)
+			require.NoError(t, err)
+			require.Equal(t, wait, got, key)
+		}
+		require.NoError(t, g.Close())
+	}, shaper.WithFairQueue(nil))
+}
+
 // Without the option the key makes no difference.
 func TestForOfAPlainShaperIsTheShaper(t *testing.T) {
 	play(t, "10/s depth 20", func(g *stage) {

@@ -19,7 +19,6 @@ import (
 
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/gateway"
-	"example.com/leakybucket/llm/llmtest"
 	"example.com/leakybucket/shaper"
 )
 
@@ -173,28 +172,42 @@ func TestACallThatIsSentAgainIsChargedOnce(t *testing.T) {
 	}
 }
 
+// What else is refused is in the words of each provider, too, by which its clients choose what to do.
 func TestWhatElseIsRefused(t *testing.T) {
-	for name, refused := range map[string]struct {
+	words := map[string][]string{ // in the order of the causes below
+		"openai":    {`"type":"invalid_request_error"`, `"type":"invalid_request_error"`, `"type":"invalid_request_error"`, `"type":"server_error"`},
+		"anthropic": {`"type":"authentication_error"`, `"type":"request_too_large"`, `"type":"invalid_request_error"`, `"type":"api_error"`},
+		"gemini":    {`"status":"UNAUTHENTICATED"`, `"status":"INVALID_ARGUMENT"`, `"status":"INVALID_ARGUMENT"`, `"status":"UNAVAILABLE"`},
+		"bedrock":   {"AccessDeniedException", "ValidationException", "ValidationException", "ServiceUnavailableException"},
+	}
+	words["openai-compatible"] = words["openai"]
+	require.Len(t, words, len(gateway.Providers()))
+	for i, refused := range []struct {
+		name    string
 		prepare func(g *rig, r *http.Request)
 		status  int
-		code    string
+		message string
 	}{
-		"no token":      {func(_ *rig, r *http.Request) { r.Header.Set("No-Token", "1") }, 401, `"invalid_api_key"`},
-		"long body":     {func(_ *rig, r *http.Request) { r.Body = http.MaxBytesReader(nil, r.Body, 10) }, 413, `"invalid_request_error"`},
-		"broken body":   {func(_ *rig, r *http.Request) { r.Body = io.NopCloser(iotest.ErrReader(io.ErrUnexpectedEOF)) }, 400, `"invalid_request_error"`},
-		"end of server": {func(g *rig, _ *http.Request) { _ = g.line.Close() }, 503, `"server_error"`},
+		{"no token", func(_ *rig, r *http.Request) { r.Header.Set("No-Token", "1") }, 401, "no valid token"},
+		{"long body", func(_ *rig, r *http.Request) { r.Body = http.MaxBytesReader(nil, r.Body, 10) }, 413, "too long"},
+		{"broken body", func(_ *rig, r *http.Request) { r.Body = io.NopCloser(iotest.ErrReader(io.ErrUnexpectedEOF)) }, 400, "did not come"},
+		{"end of server", func(g *rig, _ *http.Request) { _ = g.line.Close() }, 503, ""},
 	} {
-		q := llm.Quota{Requests: 50}
-		g := newRig(t, "openai", q, llmtest.New(llmtest.Config{Dialect: llmtest.OpenAI}), func(c *gateway.Config, _ *shaper.Limits) {
-			c.Team = func(r *http.Request) (string, bool) { return "gold", r.Header.Get("No-Token") == "" }
-		})
-		r := request(t.Context(), "openai", 100, 10, false)
-		refused.prepare(g, r)
-		w := g.call("gold", r)
-		require.Equal(t, refused.status, w.Code, name)
-		require.Contains(t, w.Body.String(), refused.code, name)
-		require.Equal(t, refused.status, g.last(t).Status, name)
-		require.Zero(t, g.line.Stats().Departed, name)
+		for provider, word := range words {
+			name := refused.name + " " + provider
+			g := newRig(t, provider, llm.Quota{Requests: 50}, http.NotFoundHandler(), func(c *gateway.Config, _ *shaper.Limits) {
+				c.Team = func(r *http.Request) (string, bool) { return "gold", r.Header.Get("No-Token") == "" }
+			})
+			r := request(t.Context(), provider, 100, 10, false)
+			refused.prepare(g, r)
+			w := g.call("gold", r)
+			require.Equal(t, refused.status, w.Code, name)
+			require.Contains(t, w.Body.String(), refused.message, name)
+			require.Contains(t, w.Body.String()+w.Header().Get("X-Amzn-Errortype"), word[i], name)
+			require.Equal(t, strings.HasPrefix(provider, "openai") && refused.status == 401, strings.Contains(w.Body.String(), `"code":"invalid_api_key"`), name)
+			require.Equal(t, refused.status, g.last(t).Status, name)
+			require.Zero(t, g.line.Stats().Departed, name)
+		}
 	}
 }
 
@@ -224,6 +237,30 @@ func TestTheFieldsAboutLimitsAreThoseOfTheBucket(t *testing.T) {
 			got.Del("X-Request-Id")
 			got.Del("Server-Timing")
 			require.Equal(t, want, got, provider)
+		})
+	}
+}
+
+// While a call waits, or the line is held, nothing is left that another could have at once.
+func TestNothingIsLeftWhileACallWaitsOrTheLineIsHeld(t *testing.T) {
+	for name, prepare := range map[string]func(t *testing.T, g *rig){
+		"a call waits": func(t *testing.T, g *rig) {
+			go func() { _ = g.line.For("batch").WaitN(t.Context(), g.line.Stats().Limits.Burst) }()
+		},
+		"held":    func(_ *testing.T, g *rig) { g.line.Hold(time.Minute) },
+		"neither": func(*testing.T, *rig) {},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var g *rig
+			g = newRig(t, "openai", llm.Quota{Requests: 50}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				prepare(t, g)
+				synctest.Wait()
+				w.WriteHeader(200)
+			}), nil)
+			w := g.call("gold", request(t.Context(), "openai", 50, 10, false))
+			want := map[string][2]string{"a call waits": {"0", "1.2s"}, "held": {"0", "1m1.2s"}, "neither": {"24", "1.2s"}}[name]
+			require.Equal(t, want, [2]string{w.Header().Get("X-Ratelimit-Remaining-Requests"), w.Header().Get("X-Ratelimit-Reset-Requests")}, name)
+			time.Sleep(time.Hour)
 		})
 	}
 }
