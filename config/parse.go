@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -134,7 +135,7 @@ func (p *parser) document(text []byte) *yaml.Node {
 		p.reportCharacter(utf8.Valid(text))
 		return nil
 	}
-	loader, err := yaml.NewLoader(bytes.NewReader(text))
+	loader, err := yaml.NewLoader(bytes.NewReader(asYAML11(text)))
 	if err != nil {
 		p.report(0, 0, "", err.Error())
 		return nil
@@ -159,6 +160,21 @@ func (p *parser) document(text []byte) *yaml.Node {
 		return nil
 	}
 	return first.Content[0]
+}
+
+// version12 is all until the number of a version directive at the head of a file.
+var version12 = regexp.MustCompile(`\A(?:[ \t]*(?:#.*)?\n|%.*\n)*%YAML[ \t]+1\.2(?:[ \t]|\n)`)
+
+// asYAML11 returns text with the directive %YAML 1.1 in place of %YAML 1.2. The two versions do not differ in
+// anything that a file of rules may have, but the reader refuses the newer number.
+func asYAML11(text []byte) []byte {
+	end := len(version12.Find(text))
+	if end == 0 {
+		return text
+	}
+	text = slices.Clone(text)
+	text[end-2] = '1'
+	return text
 }
 
 // isForbidden reports whether a character must not stand in a file: a control character,

@@ -315,3 +315,23 @@ func TestAHostileFileIsRefusedQuickly(t *testing.T) {
 		})
 	}
 }
+
+// Editors and generators that know YAML 1.2 write its number at the head of a file.
+func TestAFileMayBeginWithItsVersionOfYAML(t *testing.T) {
+	want := parse(t, "default: 1/s depth 3")
+	for _, head := range []string{
+		"%YAML 1.2\n---\n", "%YAML 1.2\r\n---\r\n", "\ufeff%YAML\t1.2 # the version\n---\n", "# a comment\n\n \t\n%TAG !e! tag:example.com:\n%YAML 1.2\n# more\n---\n",
+		"%YAML 1.1\n---\n",
+	} {
+		require.Equal(t, without(want), without(parse(t, head+"default: 1/s depth 3\n...\n")), "%q", head)
+	}
+	for text, want := range map[string]string{
+		"%YAML 1.2\n---\ndefault: 1/x":                  `f:3:12: rule "default": rate 1/x: expected a unit: ns us ms s sec min h hour d day`,
+		"%YAML 2.0\n---\ndefault: 1/s":                  `f:1:1: "%YAML 2.0": not YAML: found incompatible YAML document`,
+		"%YAML 1.21\n---\ndefault: 1/s":                 `f:1:1: "%YAML 1.21": not YAML: found incompatible YAML document`,
+		"default: 1/s\n...\n%YAML 1.2\n---\nlimits: {}": `f:3:1: "%YAML 1.2": not YAML: found incompatible YAML document`,
+		"limits:\n  a: 1/s\n%YAML 1.2\n":                `f:3:1: "%YAML 1.2": not YAML: did not find expected <document end> before directive`,
+	} {
+		require.Equal(t, []string{want}, mistakes(t, text), "%q", text)
+	}
+}

@@ -70,6 +70,7 @@ var beyond = func() *regexp.Regexp {
 // none, or if two texts that Parse tells apart are the same value: duplicate keys,
 // several documents, anchors, aliases, tags and merged mappings.
 func valueOf(text []byte) (any, error) {
+	text = bytes.ReplaceAll(text, []byte("%YAML 1.2"), []byte("%YAML 1.1")) // The reader knows no newer version.
 	loader, err := yaml.NewLoader(bytes.NewReader(bytes.TrimPrefix(text, []byte("\uFEFF"))))
 	if err != nil {
 		return nil, err
