@@ -107,6 +107,56 @@ func TestLatenessKeepsThePaceAndTheAccount(t *testing.T) {
 	}
 }
 
+// For a time all wake-ups of the ticker are late, then all are punctual, and now and then the line is empty, so that
+// Burst and all of Slack meet in one window. Every closed window that begins at a departure keeps the promise, and
+// some uses nearly all of it.
+func TestNoWindowHoldsMoreThanItPromisesHoweverLate(t *testing.T) {
+	t.Parallel()
+	const departures = 100_000
+	for text, promise := range map[string]struct {
+		n      int64
+		length time.Duration
+	}{
+		"100 in 1min burst 20":           {100, time.Minute},
+		"300 in 3s":                      {300, 3 * time.Second},
+		"500 in 1s burst 30":             {500, time.Second},
+		"100 in 1s burst 10 slack 300ms": {100, time.Second},
+	} {
+		l, err := ParseLimits(text)
+		require.NoError(t, err)
+		for _, mostCost := range []int64{1, l.burst()} {
+			b, r := newLineless(l), rand.New(rand.NewPCG(38, uint64(mostCost)))
+			var at, costs []int64
+			var now, in, most int64
+			late := false
+			for cost := 1 + r.Int64N(mostCost); len(at) < departures; {
+				now = max(now, b.slot(b.since, cost).Ceil())
+				if late = late != (r.IntN(1000) == 0); late {
+					now += r.Int64N(2*l.slack() + 1)
+				}
+				if r.IntN(1000) == 0 { // The line was empty until now.
+					now += r.Int64N(2 * int64(promise.length))
+					b.idleUntil(now)
+					b.since = exact.At(now)
+				}
+				for b.release(now, cost) {
+					at, costs, cost = append(at, now), append(costs, cost), 1+r.Int64N(mostCost)
+				}
+			}
+			end := 0
+			for i, first := range at {
+				for ; end < len(at) && at[end] <= first+int64(promise.length); end++ {
+					in += costs[end]
+				}
+				most = max(most, in)
+				in -= costs[i]
+			}
+			require.LessOrEqual(t, most, promise.n, "%s, costs up to %d", text, mostCost)
+			require.GreaterOrEqual(t, most, promise.n*9/10, "%s, costs up to %d: much less leaves than may", text, mostCost)
+		}
+	}
+}
+
 // A level that takes longer to drain than the clock can count is kept exactly, and can be
 // given back.
 func TestALevelOfCenturiesIsKept(t *testing.T) {

@@ -22,6 +22,9 @@ const (
 	maxQuote = 60            // an error quotes at most so many bytes of the text
 	blanks   = " \t"         // these separate words
 	numeric  = ".0123456789" // the characters of a number
+
+	expectedUnit     = "expected a unit: ns us ms s sec min h hour d day"
+	expectedDuration = "expected a duration such as 2s or 1.5h"
 )
 
 // units are the units of time. String uses the first one that divides a duration.
@@ -42,16 +45,21 @@ var optional = []string{"burst", "depth", "wait", "slack", "inflight"}
 //	50/s
 //	10/min depth 100
 //	1 per 2s burst 10 depth 100 wait 2s slack 10ms
+//	100 in 1min burst 20 depth 50
 //	50/s depth 100 inflight 8
 //	inf depth 3
 //	10, 1/sec
 //
-// The text begins with a rate: a number per unit of time, a number per duration, or the
-// word inf. Then burst, depth, wait, slack and inflight may follow in any order, each
+// The text begins with a rate: a number per unit of time, a number per duration, a number in
+// a window, or the word inf. Then burst, depth, wait, slack and inflight may follow in any order, each
 // at most once. A field that is left out is 0, so without depth no request waits. The
-// last form above means burst 10, and nothing may follow it. Numbers may have decimals,
+// last form above means burst 10; nothing may follow it, and its rate can't be a window. Numbers may have decimals,
 // but neither sign nor exponent, and are read exactly: 20/min is the [rate.Limit]
 // nearest to a third. Units are ns, us, ms, s, sec, min, h, hour, d and day.
+//
+// 100 in 1min burst 20 means the Limits that [Window] returns for these numbers: at most 100 leave in any
+// window of a minute. The number before in is whole and at least 2, and burst is below it. The slack of the text, or
+// [DefaultSlack], goes into the rate and is written out.
 //
 // For any other text, and for Limits that [Limits.Validate] rejects, the error is a
 // [*ParseError].
@@ -100,6 +108,9 @@ func ParseLimits(text string) (Limits, error) {
 			l.InFlight = s.integer(value)
 		}
 		s.field = ""
+	}
+	if s.window.in > 0 && s.mistake == nil {
+		s.promise(&l, seed, first.at, at["burst"])
 	}
 	if err := l.Validate(); err != nil {
 		// No number is negative here, so the rate or the burst is invalid.
@@ -237,7 +248,15 @@ type scanner struct {
 	text    string
 	at      int    // offset of the first byte that has not been read
 	field   string // whose value is being read; "" between values
+	window  window
 	mistake *ParseError
+}
+
+// A window is what a rate such as 100 in 1min promises.
+type window struct {
+	n      int
+	length time.Duration
+	in     int // offset of the word in; 0: the rate has no window
 }
 
 // fail records a mistake at an offset, if it is the first.
@@ -287,13 +306,39 @@ func (s *scanner) rate(w word) rate.Limit {
 	count := s.number(word{number, w.at}, "expected a rate such as 50/s, 1 per 2s or inf")
 	var period time.Duration
 	if slash {
-		period = s.unit(word{unit, w.at + len(number) + 1})
+		unit := word{unit, w.at + len(number) + 1}
+		if durationMeant(unit.text) != "" {
+			s.fail(unit.at, expectedUnit+"; write "+rateMeant(number, unit.text))
+		}
+		period = s.unit(unit)
 	} else {
-		if per := s.next(); per.text != "per" {
-			s.fail(per.at, "expected / and a unit, or per and a duration")
+		per := s.next()
+		switch per.text {
+		case "per":
+		case "in":
+			s.window.in, s.window.n = per.at, s.integer(w)
+		default:
+			reason := "expected / and a unit, or per and a duration"
+			if after, ok := strings.CutPrefix(per.text, "/"); ok {
+				if after == "" {
+					after = (&scanner{text: s.text, at: s.at}).next().text
+				}
+				if meant := rateMeant(number, after); meant != "" {
+					reason += "; write " + meant
+				}
+			}
+			s.fail(per.at, reason)
 		}
 		w = s.nextPlain()
+		if unit := unitMeant(w.text); unit != "" {
+			meant := number + "/" + unit
+			if per.text == "in" {
+				meant = number + " in 1" + unit
+			}
+			s.fail(w.at, expectedDuration+"; write "+meant)
+		}
 		period = s.duration(w)
+		s.window.length = period
 	}
 	if period == 0 {
 		s.fail(w.at, "expected a duration above 0 in Limits.Rate")
@@ -308,11 +353,52 @@ func (s *scanner) rate(w word) rate.Limit {
 	return rate.Limit(perSecond)
 }
 
+// promise sets the rate of l, and its slack, to those with which the window of the text holds.
+func (s *scanner) promise(l *Limits, seed bool, rateAt, burstAt int) {
+	l.Slack = time.Duration(l.slack())
+	n, length := s.window.n, s.window.length
+	s.field = "rate"
+	switch {
+	case seed:
+		s.fail(s.window.in, fmt.Sprintf(`expected no window in the form "10, 1/s": write %d in %s burst %d`, n, durationText(length), l.Burst))
+	case n < 2:
+		reason := "expected a number of at least 2 before in"
+		if spaced := oneAfter(length, l.Slack); n == 1 && spaced > 0 {
+			reason += ": write 1 per " + durationText(spaced)
+		}
+		s.fail(rateAt, reason)
+	case l.Burst >= n:
+		s.field = "burst"
+		s.fail(burstAt, fmt.Sprintf("expected a burst below %d, which is how many may leave in %s", n, durationText(length)))
+	default:
+		l.Rate = l.rateIn(n, length)
+	}
+}
+
+// oneAfter returns an interval at which one unit leaves in any window at most: the first whole second, or of
+// a short window the first whole millisecond, above the window and the slack. It is 0 if that is too long.
+func oneAfter(length, slack time.Duration) time.Duration {
+	step := time.Second
+	if length < step {
+		step = time.Millisecond
+	}
+	if length > horizon || slack > horizon {
+		return 0
+	}
+	if spaced := (length+slack)/step*step + step; spaced <= horizon {
+		return spaced
+	}
+	return 0
+}
+
 // duration returns the duration that w says, as a number and a unit.
 func (s *scanner) duration(w word) time.Duration {
 	unit := strings.TrimLeft(w.text, numeric)
 	end := len(w.text) - len(unit)
-	ns := s.number(word{w.text[:end], w.at}, "expected a duration such as 2s or 1.5h")
+	ns := s.number(word{w.text[:end], w.at}, expectedDuration)
+	if unitMeant(unit) == "" && durationMeant(w.text) != "" {
+		s.fail(w.at+end, expectedUnit+"; write "+durationMeant(w.text))
+	}
 	ns.Mul(ns, big.NewRat(int64(s.unit(word{unit, w.at + end})), 1))
 	if !ns.IsInt() || !ns.Num().IsInt64() {
 		s.fail(w.at, "expected whole nanoseconds, at most 292 years of them")
@@ -327,7 +413,7 @@ func (s *scanner) unit(w word) time.Duration {
 			return unit.length
 		}
 	}
-	reason := "expected a unit: ns us ms s sec min h hour d day"
+	reason := expectedUnit
 	if hint := unitHints[w.text]; hint != "" {
 		reason += "; write " + hint
 	}
@@ -344,6 +430,40 @@ var unitHints = map[string]string{
 	"nsec": "ns", "nanosecond": "ns", "nanoseconds": "ns",
 }
 
+// unitMeant returns the unit that text names, or is likely to mean; "" if it means none.
+func unitMeant(text string) string {
+	for _, unit := range units {
+		if unit.name == text {
+			return text
+		}
+	}
+	first, _, _ := strings.Cut(unitHints[text], " ")
+	return first
+}
+
+// durationMeant returns the duration that text is likely to mean; "" if it means none.
+func durationMeant(text string) string {
+	unit := strings.TrimLeft(text, numeric)
+	if number := text[:len(text)-len(unit)]; isNumber(number) && unitMeant(unit) != "" {
+		return number + unitMeant(unit)
+	}
+	if d, err := time.ParseDuration(text); err == nil && d > 0 {
+		return durationText(d) // Go writes 1m30s.
+	}
+	return ""
+}
+
+// rateMeant returns the rate that a number, a slash and the text after it are likely to mean; "" if they mean none.
+func rateMeant(number, after string) string {
+	if unit := unitMeant(after); unit != "" {
+		return number + "/" + unit
+	}
+	if duration := durationMeant(after); duration != "" {
+		return number + " per " + duration
+	}
+	return ""
+}
+
 // integer returns the whole number that w says.
 func (s *scanner) integer(w word) int {
 	n, err := strconv.ParseUint(w.text, 10, strconv.IntSize-1) // it accepts no sign
@@ -356,11 +476,16 @@ func (s *scanner) integer(w word) int {
 // number returns the number that w says, in digits with or without decimals. It checks
 // every byte first, because [big.Rat] accepts exponents, fractions and underscores too.
 func (s *scanner) number(w word, expected string) *big.Rat {
-	whole, decimals, point := strings.Cut(w.text, ".")
-	if whole == "" || point && decimals == "" || strings.Trim(whole+decimals, "0123456789") != "" {
+	if !isNumber(w.text) {
 		s.fail(w.at, expected)
 		return new(big.Rat)
 	}
 	n, _ := new(big.Rat).SetString(w.text)
 	return n
+}
+
+// isNumber reports whether text is digits with or without decimals.
+func isNumber(text string) bool {
+	whole, decimals, point := strings.Cut(text, ".")
+	return whole != "" && (!point || decimals != "") && strings.Trim(whole+decimals, "0123456789") == ""
 }

@@ -42,6 +42,14 @@ var wellFormed = []struct {
 	{"10, \t 1 per 2min", shaper.Limits{Rate: 1.0 / 120, Burst: 10}},
 	{"0, inf", shaper.Limits{Rate: rate.Inf}},
 
+	// These promise what Window does: the slack is written out, and goes into the rate as the burst does.
+	{"100 in 1min burst 20", shaper.Limits{Rate: 80 / 60.02, Burst: 20, Slack: shaper.DefaultSlack}},
+	{"100 in 1min", shaper.Limits{Rate: 99 / 60.02, Slack: shaper.DefaultSlack}},
+	{"100 in 1min slack 0s burst 0", shaper.Limits{Rate: 99 / 60.02, Slack: shaper.DefaultSlack}},
+	{"0100\tin  1.5h slack 2s wait 3s burst 20 inflight 4 depth 5", shaper.Limits{
+		Rate: 80.0 / 5402, Burst: 20, Depth: 5, MaxWait: 3 * time.Second, Slack: 2 * time.Second, InFlight: 4}},
+	{"1000000000 in 1d slack 106751d", shaper.Limits{Rate: 999999999. / (106752 * 86400), Slack: 106751 * day}},
+
 	// These are the units of rates, then the units of durations.
 	{"1/ns", shaper.Limits{Rate: 1e9}},
 	{"1/us", shaper.Limits{Rate: 1e6}},
@@ -106,6 +114,41 @@ var malformed = []struct {
 	{7, "expected a duration", []string{"1 per s", "1 per -2s", "1 per inf"}},
 	{8, "expected a unit", []string{"1 per 2", "1 per 2 s", "1 per 1h30min"}},
 	{7, "whole nanoseconds", []string{"1 per 0.5ns"}},
+
+	// The number of a rate is per unit, and the number of a duration is in front of its unit.
+	{3, "; write 1 per 10s", []string{"1/10s", "1/10s depth 3"}},
+	{5, "; write 100 per 100ms", []string{"100/100ms"}},
+	{5, "; write 0.5 per 1.5h", []string{"0.5/1.5h"}},
+	{3, "; write 5 per 10min", []string{"5/10m", "5/10minutes"}},
+	{3, "; write 5 per 90s", []string{"5/1m30s"}},
+	{7, "; write 1 per 10s", []string{"10, 1/10s"}},
+	{4, "; write 50/s", []string{"50 /s", "50 / s", "50 /second", "50 / sec depth 3"}},
+	{3, "; write 1 per 10s", []string{"1 / 10s", "1 /10s"}},
+	{8, "; write 10/min", []string{"10 per min", "10 per minute"}},
+	{8, "; write 100 in 1min", []string{"100 in m"}},
+	{8, "; write 90s", []string{"1 per 1m30s"}},
+	{11, "; write 1h", []string{"5/s wait 1h0m0s"}},
+
+	// The mistake is in a window.
+	{1, "expected a whole number", []string{"1.5 in 1min", "100.0 in 1min", "9223372036854775808 in 1min"}},
+	{1, "expected a number of at least 2 before in: write 1 per 61s", []string{"1 in 1min", "1 in 60s burst 5 depth 3", "1 in 1min slack 980ms"}},
+	{1, "expected a number of at least 2 before in: write 1 per 62s", []string{"1 in 1min slack 1s"}},
+	{1, "expected a number of at least 2 before in: write 1 per 121ms", []string{"1 in 100ms"}},
+	{1, "expected a number of at least 2 before in", []string{"0 in 1min", "1 in 365d", "1 in 1s slack 106751d"}},
+	{7, "expected a duration", []string{"100 in"}},
+	{8, "expected a duration", []string{"100 in s", "100 in -2s", "100 in burst 20"}},
+	{8, "expected a duration above 0", []string{"100 in 0s"}},
+	{10, "expected a unit", []string{"100 in 60", "100 in 60 s"}},
+	{5, "expected / and a unit", []string{"100 In 1min", "100 within 1min"}},
+	{19, "expected a burst below 100, which is how many may leave in 1min", []string{"100 in 1min burst 100", "100 in 1min burst 101 depth 3"}},
+	{27, "expected a burst below 100", []string{"100 in 1min depth 3 burst 100 slack 1s"}},
+	{9, `expected no window in the form "10, 1/s": write 100 in 1min burst 10`, []string{"10, 100 in 1min"}},
+	{5, "expected burst, depth", []string{"inf in 1min"}},
+	{14, "expected nothing after", []string{"10, 1 per 2s in 1min"}},
+	{13, "expected burst, depth", []string{"100 in 1min in 1min"}},
+	{1, "Limits.Rate is 4.99", []string{"1000000000 in 1ns"}},
+	{1, "Limits.Rate is 3.16", []string{"2 in 366d"}},
+	{19, "Limits.Burst is 366,", []string{"732 in 366d burst 366"}},
 
 	// The mistake is in what follows the rate.
 	{5, "expected burst, depth, wait, slack or inflight", []string{"5/s depht 3", "5/s Depth 3", "5/s 3", "5/s inf",
@@ -181,6 +224,8 @@ func TestParseErrorNamesTheField(t *testing.T) {
 		"5/s depth -1": "depth", "5/s depth 3, wait 2s": "depth", "5/s wait 2": "wait", "5/s burst 3 slack 1.5ns": "slack", "5/s inflight 8s": "inflight",
 		"5/s dept 3": "", "5/s dept 3, wait 2s": "", "5/s, depth 3": "", "5/s depth 3 depth 4": "", "10, 1/s depth 3": "", " 5/s": "", "5/s depth 3 ": "",
 		"1." + strings.Repeat("0", 1024): "",
+		"1/10s":                          "rate", "10 per min": "rate", "1.5 in 1min": "rate", "1 in 1min": "rate", "1 in 1min burst 5": "rate", "10, 5 in 1min": "rate", "2 in 366d": "rate",
+		"100 in 1min burst 100": "burst", "732 in 366d burst 366": "burst", "100 in 1min slack x": "slack", "inf in 1min": "",
 	} {
 		_, err := shaper.ParseLimits(text)
 		mistake, ok := errors.AsType[*shaper.ParseError](err)
@@ -253,14 +298,15 @@ var grammar = func() *regexp.Regexp {
 		blank    = `[ \t]+`
 		duration = number + unit
 		rate     = `(inf|` + number + `/` + unit + `|` + number + blank + `per` + blank + duration + `)`
+		window   = `[0-9]+` + blank + `in` + blank + duration
 		rest     = `(` + blank + `((burst|depth|inflight)` + blank + `[0-9]+|(wait|slack)` + blank + duration + `))*`
 	)
-	return regexp.MustCompile(`^([0-9]+,` + blank + rate + `|` + rate + rest + `)$`)
+	return regexp.MustCompile(`^([0-9]+,` + blank + rate + `|(` + rate + `|` + window + `)` + rest + `)$`)
 }()
 
 // unfit matches the error of a text in which grammar finds no mistake.
 var unfit = regexp.MustCompile(`^Limits\.(Rate|Burst) is |^expected (` +
-	`(burst|depth|wait|slack|inflight) only once|a duration above 0|a whole number up to|whole nanoseconds|at most 1024 bytes)`)
+	`(burst|depth|wait|slack|inflight) only once|a duration above 0|a whole number up to|whole nanoseconds|a number of at least 2|a burst below|at most 1024 bytes)`)
 
 func FuzzParseLimits(f *testing.F) {
 	for _, test := range wellFormed {
