@@ -116,12 +116,31 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n limits 5/s\n fair host\n max_keys 5\n}", `max_keys: it stands beside fair`},
 		{"shape {\n limits 5/s\n fair host\n routes /a\n}", `routes: ["/a"], but no part of the key is route`},
 		{"shape a {\n limits 5/s\n fair host\n}\nshape /x a {\n limits 5/s\n fair host {\n weight a 2\n }\n}", `are both called "a", and differ`},
+		{"shape limits 1/10s", `limits: shaper: limits "1/10s", column 3: expected a unit: ns us ms s sec min h hour d day; write 1 per 10s, at Caddyfile:2`},
+		{"shape {\n limits 5 in 1min burst 5\n}", `limits: shaper: limits "5 in 1min burst 5", column 17: expected a burst below 5, which is how many may leave in 1min, at Caddyfile:3`},
+		{"shape {\n limits 5/s\n site 1 in 1min\n}", `site: shaper: limits "1 in 1min", column 1: expected a number of at least 2 before in: write 1 per 61s, at Caddyfile:4`},
+		{"shape {\n limits 5/s\n candidate 10, 100 in 1min\n}", `candidate: shaper: limits "10, 100 in 1min", column 9: expected no window in the form "10, 1/s": write 100 in 1min burst 10, at Caddyfile:4`},
 		{"shape orders now {\n limits 5/s\n}", `"now" stands after the name`},
 		{"shape limits 5/s\nshape limits 6/s", `name: the handlers at Caddyfile:2 and Caddyfile:3 would both be called ":80"`},
 		{"shape a limits 5/s\nshape /x a limits 6/s", `name: the handlers at Caddyfile:2 and Caddyfile:3 are both called "a", and differ`},
 	} {
 		_, err := adapt(":80 {\n" + c.lines + "\n}\n")
 		require.ErrorContains(t, err, c.want, "of %s", c.lines)
+	}
+}
+
+// Where limits stand, the rate may be a window, in quotes or not; and what is promised holds for requests.
+func TestTheRateMayBeAWindow(t *testing.T) {
+	for _, lines := range []string{
+		"shape limits \"100 in 1min burst 20\"", "shape orders limits 100 in 1min burst 20 depth 5",
+		"shape {\n limits 100 in 1min\n candidate \"50 in 1min\" slack 1s\n site 1000 in 1h burst 5\n}", "shape {\n limits 100 in 1min burst 20\n fair host\n}",
+	} {
+		_, err := adapt(":80 {\n" + lines + "\n}\n")
+		require.NoError(t, err, lines)
+	}
+	s := serve(t, "shape limits 3 in 1h burst 2"+proxied)
+	for _, want := range []int{200, 200, 429} {
+		require.Equal(t, want, s.get("/").status)
 	}
 }
 

@@ -26,7 +26,8 @@
 //
 // Limits are a text (shaper.ParseLimits): "50/s burst 10 depth 100 wait 2s inflight 8" lets
 // 10 requests pass at once and 50 a second after that, while up to 100 wait in line for 2
-// seconds at most, and not more than 8 are being answered. Without a depth no request waits.
+// seconds at most, and not more than 8 are being answered. "100 in 1min burst 20" lets at most 100
+// pass in any window of a minute ([shaper.Window]). Without a depth no request waits.
 //
 // Either limits says them for all keys, or rules names files of package config, each a layer
 // over those before it, in which the rule for a key is looked up. Changed files are read by

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"io/fs"
@@ -199,24 +200,25 @@ func writeEntry(to io.StringWriter, indent, key, value string) {
 
 // yaml returns the right side of a rule, on one line.
 func (r *Rule) yaml() string {
+	limits := wordsOf(r.Limits, r.Window)
 	if r.Candidate == nil {
-		return r.Limits.String()
+		return strings.Join(limits, " ")
 	}
-	fields := append(fieldsOf(r.Limits), "candidate: "+r.Candidate.String())
+	fields := []string{"rate: " + limits[0]}
+	for i := 1; i < len(limits); i += 2 {
+		fields = append(fields, limits[i]+": "+limits[i+1])
+	}
+	fields = append(fields, "candidate: "+strings.Join(wordsOf(*r.Candidate, r.CandidateWindow), " "))
 	return "{" + strings.Join(fields, ", ") + "}"
 }
 
-// fieldsOf returns valid limits as the fields of a mapping. They are the words of the
-// text form, which are a rate and then names with their values.
-func fieldsOf(l shaper.Limits) (fields []string) {
+// wordsOf returns the text form of valid limits: the rate, or the window as which it is written, and then names
+// with their values.
+func wordsOf(l shaper.Limits, window string) []string {
 	words := strings.Fields(l.String())
-	rate := 1
 	if words[1] == "per" {
-		rate = 3
+		words = append([]string{strings.Join(words[:3], " ")}, words[3:]...)
 	}
-	fields = append(fields, "rate: "+strings.Join(words[:rate], " "))
-	for i := rate; i < len(words); i += 2 {
-		fields = append(fields, words[i]+": "+words[i+1])
-	}
-	return fields
+	words[0] = cmp.Or(window, words[0])
+	return words
 }

@@ -390,14 +390,13 @@ func (p *parser) rule(prefix string, key, value *yaml.Node) {
 		p.layer.gone = append(p.layer.gone, prefix)
 		return
 	}
-	rule := Rule{Key: prefix, File: p.name, Line: key.Line}
 	name := "default"
 	if prefix != "" {
 		name = ruleNamed(prefix)
 	}
 	p.within(name, "", func() {
-		var ok bool
-		if rule.Limits, rule.Candidate, ok = p.limits(value, ""); ok {
+		if rule, ok := p.limits(value, ""); ok {
+			rule.Key, rule.File, rule.Line = prefix, p.name, key.Line
 			p.layer.rules = append(p.layer.rules, rule)
 		}
 	})

@@ -19,20 +19,21 @@ import (
 // but the last.
 var fieldNames = []string{"rate", "burst", "depth", "wait", "slack", "inflight", "candidate"}
 
-// limits reads limits in either form: as the text that [shaper.ParseLimits] reads, or
-// as a mapping. Those of a candidate have the prefix "candidate." before the names of
-// their fields. ok is false if they have mistakes.
-func (p *parser) limits(n *yaml.Node, prefix string) (l shaper.Limits, candidate *shaper.Limits, ok bool) {
+// limits reads limits in either form, into a [Rule] of which all else is empty: as the text that
+// [shaper.ParseLimits] reads, or as a mapping. Those of a candidate have the prefix "candidate." before
+// the names of their fields. ok is false if they have mistakes.
+func (p *parser) limits(n *yaml.Node, prefix string) (r Rule, ok bool) {
 	switch n.Kind {
 	case yaml.ScalarNode:
-		l, ok = p.text(n, "", n.Value)
-		return l, nil, ok
+		r.Limits, ok = p.text(n, "", n.Value)
+		r.Window = windowOf(n.Value)
+		return r, ok
 	case yaml.MappingNode:
 	case yaml.AliasNode:
-		return l, nil, false
+		return r, false
 	default:
 		p.reportAt(n, "expected limits, such as 50/s depth 100 or {rate: 50/s, depth: 100}")
-		return l, nil, false
+		return r, false
 	}
 
 	names, before := fieldNames, len(p.errs)
@@ -49,32 +50,73 @@ func (p *parser) limits(n *yaml.Node, prefix string) (l shaper.Limits, candidate
 		p.within(p.inRule, prefix+name, func() {
 			switch {
 			case name == "candidate":
-				c, _, _ := p.limits(value, "candidate.")
-				candidate = &c
+				c, _ := p.limits(value, "candidate.")
+				r.Candidate, r.CandidateWindow = &c.Limits, c.Window
 			case value.Kind == yaml.AliasNode:
 			case value.Kind != yaml.ScalarNode:
 				p.reportAt(value, "expected the "+name+", which is a single value")
+			case name == "rate" && isRateWords(value.Value, "in"):
+				r.Window = windowOf(value.Value)
 			default:
-				p.set(&l, name, value)
+				p.set(&r.Limits, name, value)
 			}
 		})
 	})
-	if at["rate"] == nil {
+	switch {
+	case at["rate"] == nil:
 		p.reportAt(n, "these limits have no rate")
+	case r.Window != "":
+		p.window(&r.Limits, at, prefix, len(p.errs) > before)
 	}
 	if len(p.errs) > before {
-		return l, nil, false
+		return r, false
 	}
-	if err := l.Validate(); err != nil {
+	if err := r.Limits.Validate(); err != nil {
 		// Each number is right by itself, so it is the burst that goes with the rate.
 		offender := "burst"
 		if at["burst"] == nil {
 			offender = "rate"
 		}
 		p.within(p.inRule, prefix+offender, func() { p.reportAt(at[offender], strings.TrimPrefix(err.Error(), "shaper: ")) })
-		return l, nil, false
+		return r, false
 	}
-	return l, candidate, true
+	return r, true
+}
+
+// window reads a rate such as 100 in 1min, which depends on the burst and the slack beside it. If
+// any of the fields is wrong, which has been reported, only the rate itself is judged.
+func (p *parser) window(l *shaper.Limits, at map[string]*yaml.Node, prefix string, wrong bool) {
+	rate := at["rate"]
+	text := rate.Value
+	if !wrong && strings.TrimSpace(text) == text { // A blank at its end must not be taken for one between words.
+		text += fmt.Sprintf(" burst %d slack %dns", l.Burst, l.Slack)
+	}
+	with, mistake := parseLimits(text)
+	switch {
+	case mistake == nil:
+		l.Rate, l.Slack = with.Rate, with.Slack
+	case mistake.Field == "burst" && at["burst"] != nil:
+		p.within(p.inRule, prefix+"burst", func() { p.reportAt(at["burst"], mistake.Reason) })
+	default:
+		p.within(p.inRule, prefix+"rate", func() {
+			p.report(rate.Line, p.columnIn(rate, mistake.Column-1), p.textOf(rate), mistake.Reason)
+		})
+	}
+}
+
+// windowOf returns the window that the rate of limits as a text is, such as 100 in 1min, or "".
+func windowOf(text string) string {
+	words := strings.Fields(text)
+	if len(words) < 3 || words[1] != "in" {
+		return ""
+	}
+	return strings.TrimLeft(words[0], "0") + " in " + words[2]
+}
+
+// isRateWords reports whether text is three words as in 1 per 2s, or 100 in 1min, with that word in the middle.
+func isRateWords(text, middle string) bool {
+	words := strings.Fields(text)
+	return len(words) == 3 && words[1] == middle
 }
 
 // set reads a field of limits that is a single value.
@@ -98,13 +140,9 @@ func (p *parser) set(l *shaper.Limits, name string, value *yaml.Node) {
 // text reads prefix and value together as the text form of limits, and reports a
 // mistake at its place in the value of n.
 func (p *parser) text(n *yaml.Node, prefix, value string) (shaper.Limits, bool) {
-	l, err := shaper.ParseLimits(prefix + value)
-	if err == nil {
+	l, mistake := parseLimits(prefix + value)
+	if mistake == nil {
 		return l, true
-	}
-	mistake, ok := errors.AsType[*shaper.ParseError](err)
-	if !ok {
-		mistake = &shaper.ParseError{Column: 1, Reason: err.Error()}
 	}
 	field := p.inField
 	switch {
@@ -118,6 +156,19 @@ func (p *parser) text(n *yaml.Node, prefix, value string) (shaper.Limits, bool) 
 		p.report(n.Line, p.columnIn(n, mistake.Column-1-len(prefix)), p.textOf(n), mistake.Reason)
 	})
 	return l, false
+}
+
+// parseLimits is [shaper.ParseLimits], whose error is nothing but a [shaper.ParseError].
+func parseLimits(text string) (shaper.Limits, *shaper.ParseError) {
+	l, err := shaper.ParseLimits(text)
+	if err == nil {
+		return l, nil
+	}
+	mistake, ok := errors.AsType[*shaper.ParseError](err)
+	if !ok {
+		mistake = &shaper.ParseError{Column: 1, Reason: err.Error()}
+	}
+	return l, mistake
 }
 
 // columnIn returns the column of the byte at offset in the value of n. It is the column of
@@ -136,8 +187,7 @@ func (p *parser) columnIn(n *yaml.Node, offset int) int {
 
 // rate reads a rate alone, in the words of the text form.
 func (p *parser) rate(n *yaml.Node) shaper.Limits {
-	words := strings.Fields(n.Value)
-	if len(words) != 1 && (len(words) != 3 || words[1] != "per") {
+	if len(strings.Fields(n.Value)) != 1 && !isRateWords(n.Value, "per") {
 		p.reportAt(n, "expected only a rate, such as 50/s, 1 per 2s or inf")
 		return shaper.Limits{}
 	}

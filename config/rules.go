@@ -23,6 +23,10 @@ type Rule struct {
 	Candidate *shaper.Limits // nil: none
 	File      string         // as given to Parse or Open
 	Line      int            // of the key, from 1
+
+	// The windows, such as "100 in 1min", as which the rates of the limits and of the candidate
+	// are written ([shaper.Window]); "": as rates.
+	Window, CandidateWindow string
 }
 
 // Rules are the rules of one file, or of several in layers. [Parse] makes them, and

@@ -97,6 +97,30 @@ func TestBothSpellingsOfLimits(t *testing.T) {
 	}
 }
 
+// The rate of a window depends on the burst and the slack, wherever they stand.
+func TestAWindowIsTheSameInBothSpellings(t *testing.T) {
+	want, err := shaper.Window(100, time.Minute, 20)
+	require.NoError(t, err)
+	other := shaper.Limits{Rate: 99. / 62, Slack: 2 * time.Second, Depth: 3}
+	for _, text := range []string{
+		"default: {rate: 1/s, candidate: 0100\tin  1min burst 20}\nlimits: {a: 100 in 1min depth 3 slack 2s}",
+		"%YAML 1.2\n---\ndefault: {rate: 1/s, candidate: {burst: 20, rate: 100 in 1min}}\nlimits: {a: {slack: 2s, rate: 100 in 1min, depth: 3}}",
+		"default: {rate: 1/s, candidate: {slack: 0s, rate: \"100 \\tin 1min\", burst: 20}}\nlimits: {a: {rate: 100 in 1min, depth: 3, burst: 0, slack: 2s}}",
+	} {
+		rules := parse(t, text)
+		all := without(rules)
+		require.Equal(t, []config.Rule{
+			{Limits: shaper.Limits{Rate: 1}, Candidate: &want, CandidateWindow: "100 in 1min"},
+			{Key: "a", Limits: other, Window: "100 in 1min"},
+		}, all)
+		written, err := rules.MarshalText()
+		require.NoError(t, err)
+		require.Equal(t, "default: {rate: 1/s, depth: 0, candidate: 100 in 1min burst 20 depth 0 slack 20ms}\n"+
+			"limits:\n  \"a\": 100 in 1min depth 3 slack 2s\n", string(written))
+		require.Equal(t, all, without(parse(t, string(written))))
+	}
+}
+
 func TestCandidates(t *testing.T) {
 	rules := parse(t, example+"  a: {rate: 1/s, candidate: {rate: 2/s, depth: 7}}\n")
 	none := shaper.Limits{Rate: rate.Inf}

@@ -167,6 +167,7 @@ func FuzzParse(f *testing.F) {
 		"default: '1/s' \nlimits:\n  \"a b\": 10/min wait 1.5h depth 7 # c", "%YAML 1.2\n---\ndefault: 1/s\n...", "limits: {<<: {a: 1/s}}",
 		"default: 0.1/s", "default: 0.3333333333/d", "default: 1e3/s", "\ufeffdefault: 1/s\r\n", "\ufeffdefault: 1/s\r",
 		"default: 1/s\nfair:\n  by: header X-Team\n  weights: {gold: 4, \"a\\u2028\": 1000}", "fair: {by: header # host, weights: {a/b: 2}}", "fair: ~", "fair: {by: &a host}",
+		"# c\n%TAG ! x:\n%YAML 1.2 # c\n--- {default: 9 in 1min burst 3 depth 2}", "limits: {a: {rate: 9 in 1s, burst: 9, candidate: {slack: 1h, rate: 020 in 1.5h}}}",
 		"default: 1/s # \x7f", "default: 1/s\u0085", "limits: {\"a\u2028b\": 1/s}",
 	} {
 		f.Add([]byte(seed))

@@ -42,6 +42,7 @@ var schema = sync.OnceValue(func() *jsonschema.Schema {
 var beyondSchema = []struct{ why, message, example string }{
 	{"a pattern cannot compare numbers", `Limits\.Rate is \S+, must be at (least 1 per 365 days|most 1e9 per second \(or rate\.Inf\))`, "default: 1/s burst 3 wait 1s\nlimits: {a: 2000000000/s, b: 1 per 366d}"},
 	{"a pattern cannot multiply", `Limits\.Burst is \d+, which at Limits\.Rate \S+ takes more than 365 days to drain`, "default: {rate: 1 per 200d, burst: 2}"},
+	{"a pattern cannot compare numbers", `expected a burst below \d+, which is how many may leave in \S+`, "default: 20 in 1min burst 20\nlimits: {a: {rate: 20 in 1min, burst: 30}}"},
 	{"a pattern cannot compare numbers", `expected a whole number up to \d+`, "default: 1/s depth 9223372036854775808"},
 	{"a pattern cannot compare numbers", `expected whole nanoseconds, at most 292 years of them`, "limits: {a: 1 per 0.5ns, b: 1/s wait 200000d}"},
 	{"of a number the schema sees the value, not the digits", `expected a whole number such as 100`, "default: {rate: 1/s, burst: 0x10, depth: 5.0}"},
@@ -230,6 +231,16 @@ func TestTheSchemaAgreesWithParse(t *testing.T) {
 		"default: 1/s\nfair: {by: host" + strings.Repeat(" host", 204) + "}": true,
 		"default: 1/s\nfair: {by: host" + strings.Repeat(" host", 205) + "}": false,
 		"default: 1/s burst 1 burst 1":                                       false,
+		"default: 2 in 1min":                                                 true,
+		"default: 1 in 1min":                                                 false,
+		"default: 10 in 0s":                                                  false,
+		"default: 2.5 in 1min":                                               false,
+		"default: \"10, 20 in 1min\"":                                        false,
+		"default: {rate: \"0010\\tin 1.5h\", burst: 9, slack: 2s, depth: 3}": true,
+		"default: {rate: 10 in 1min burst 2}":                                false,
+		"default: {rate: '10 in 1min '}":                                     false,
+		"default: {rate: ' 10 in 1min'}":                                     false,
+		"%YAML 1.2\n---\ndefault: 1/s":                                       true,
 		"default: 1/s depth 1 wait 1s depth 1":                               false,
 		"default: 1/s wait 1s wait 1s":                                       false,
 		"default: 1/s slack 1s slack 1s":                                     false,
@@ -343,11 +354,13 @@ func (g generator) duration() string {
 }
 
 func (g generator) rate() string {
-	switch g.IntN(4) {
+	switch g.IntN(5) {
 	case 0:
 		return g.mostly([]string{"inf"}, "Inf", "inf/s", ".inf", "none")
 	case 1:
 		return g.number() + " " + g.mostly([]string{"per"}, "each", "/") + " " + g.duration()
+	case 2:
+		return g.mostly([]string{"2", "50", "0100"}, "1", "0", "2.5", "001", "-2", "") + " " + g.mostly([]string{"in"}, "In", "within") + " " + g.duration()
 	default:
 		return g.number() + "/" + g.mostly([]string{"s", "sec", "min", "h", "d"}, "", "x", " s", "S")
 	}

@@ -213,6 +213,25 @@ func TestKeysThatDoNoHarmToATerminal(t *testing.T) {
 	require.NotContains(t, out+problems, "\x1b")
 }
 
+// The rate that is in force does not say what was promised. The slack that is written out is no slack that anybody wrote.
+func TestThePromiseOfAWindowIsSaid(t *testing.T) {
+	status, out, problems := shapecheck(t, "default: 100 in 1min burst 20\nlimits:\n  a: {rate: 01000 in 1sec, depth: 9, wait: 10ms, candidate: 30 in  1.5h burst 2}\n", "-strict", "-")
+	require.Equal(t, exitOK, status, problems)
+	require.Equal(t, `(default): 1 per 750250us burst 20 depth 0 slack 20ms  (-:1)
+    at most 100 leave in any 1min; 20 requests leave at once, then one every 750 ms
+    none may wait; request 21 of a simultaneous burst is refused
+
+a: 333 per 340ms depth 9 wait 10ms slack 20ms  (-:3)
+    at most 1000 leave in any 1sec; one request leaves every 1.02 ms
+    9 may wait, the last for 9.19 ms; request 11 of a simultaneous burst is refused
+    candidate 7 per 1350005ms burst 2 depth 0 slack 20ms
+        at most 30 leave in any 1.5h; 2 requests leave at once, then one every 3.21 min
+        none may wait; request 3 of a simultaneous burst is refused
+`, out)
+	_, _, problems = shapecheck(t, "default: 100 in 1min depth 3 wait 2s slack 3s", "-")
+	require.Contains(t, problems, "slack longer than the wait")
+}
+
 func TestJSON(t *testing.T) {
 	path := file(t, "f.yaml", "default: 1/s\nlimits: {api: {rate: 50/s, depth: 1, candidate: inf}}")
 	quoted, err := json.Marshal(path)

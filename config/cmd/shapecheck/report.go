@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/internal/limitwords"
+	"example.com/leakybucket/shaper"
 )
 
 // A report is all that is printed. Its fields are the fields of the JSON output, so they keep
@@ -84,11 +85,20 @@ func newFair(rules *config.Rules) *fair {
 
 // newRule returns a rule as it is printed.
 func newRule(r config.Rule) *rule {
-	printed := &rule{Key: r.Key, File: r.File, Line: r.Line, Limits: r.Limits.String(), Words: limitwords.Of(r.Limits)}
+	printed := &rule{Key: r.Key, File: r.File, Line: r.Line, Limits: r.Limits.String(), Words: wordsOf(r.Limits, r.Window)}
 	if r.Candidate != nil {
-		printed.Candidate = &limits{r.Candidate.String(), limitwords.Of(*r.Candidate)}
+		printed.Candidate = &limits{r.Candidate.String(), wordsOf(*r.Candidate, r.CandidateWindow)}
 	}
 	return printed
+}
+
+// wordsOf returns the meaning of limits, and first of the window as which their rate is written, if it is.
+func wordsOf(l shaper.Limits, window string) words {
+	said := limitwords.Of(l)
+	if n, length, ok := strings.Cut(window, " in "); ok {
+		said = append(words{"at most " + n + " leave in any " + length}, said...)
+	}
+	return said
 }
 
 // check reads the files, and reports their rules.

@@ -53,9 +53,9 @@ func warningsOf(r config.Rule) (all []warning) {
 	warn := func(code, format string, args ...any) {
 		all = append(all, warning{r.File, r.Line, r.Key, code, fmt.Sprintf(format, args...)})
 	}
-	warnOfLimits(r.Limits, "", warn)
+	warnOfLimits(r.Limits, r.Window, "", warn)
 	if c := r.Candidate; c != nil {
-		warnOfLimits(*c, "candidate: ", warn)
+		warnOfLimits(*c, r.CandidateWindow, "candidate: ", warn)
 		if c.InFlight > 0 {
 			warn("no-effect", "candidate: inflight has no effect, because a dry run does not know when requests would end")
 		}
@@ -103,8 +103,9 @@ func looksLikeWildcard(part string) bool {
 	return strings.HasSuffix(part, "*") && !strings.ContainsAny(part, "% ")
 }
 
-// warnOfLimits warns of limits, with a prefix that says which.
-func warnOfLimits(l shaper.Limits, prefix string, warn func(code, format string, args ...any)) {
+// warnOfLimits warns of limits, with a prefix that says which. In a window the slack has a part in the rate, and
+// is written out where the file says nothing of it.
+func warnOfLimits(l shaper.Limits, window, prefix string, warn func(code, format string, args ...any)) {
 	burst := limitwords.BurstOf(l)
 	unlimited := float64(l.Rate) == math.MaxFloat64 // which is what rate.Inf is
 	interval := limitwords.Seconds(1 / float64(l.Rate))
@@ -117,10 +118,10 @@ func warnOfLimits(l shaper.Limits, prefix string, warn func(code, format string,
 	if l.Depth == 0 && l.MaxWait > 0 {
 		warn("wait-without-depth", "%swait without depth: no request waits whose wait could be bounded", prefix)
 	}
-	if l.Depth == 0 && l.Slack > 0 {
+	if l.Depth == 0 && l.Slack > 0 && window == "" {
 		warn("slack-without-depth", "%sslack without depth: no request waits that could be late", prefix)
 	}
-	if l.Depth > 0 && l.MaxWait > 0 && l.Slack > l.MaxWait {
+	if l.Depth > 0 && l.MaxWait > 0 && l.Slack > l.MaxWait && (window == "" || l.Slack != shaper.DefaultSlack) {
 		warn("slack-long", "%sslack longer than the wait: after a stall that long, all that wait leave at once", prefix)
 	}
 	if unlimited && l.Burst > 0 {
