@@ -9,6 +9,6 @@
 // handler behind. The answer passes byte for byte as it comes, and is metered on its way. At its end the call settles
 // with what the answer reports; package llm says how. [Gateway] says what a caller sees.
 //
-// A [Ledger] counts by team what calls have taken: pages and metrics read its [Status]. A [Record] is the line of a usage
-// log about one call. Neither has anything of a prompt, an answer, a key or a token.
+// A [Ledger] counts by team what calls have taken. Pages read its [Status], and package promledger tells it to Prometheus.
+// A [Record] is the line of a usage log about one call. Neither has anything of a prompt, an answer, a key or a token.
 package gateway
