@@ -37,6 +37,7 @@ import (
 //			input    <number>
 //			output   <number>
 //			burst    <duration>
+//			bodies   <size>
 //		}
 //		depth        <number>
 //		wait         <duration>

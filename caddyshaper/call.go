@@ -15,7 +15,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"example.com/leakybucket/llm"
 	"example.com/leakybucket/shaper"
 )
 
@@ -48,10 +47,6 @@ func (s *Shape) newCall(r *http.Request, next caddyhttp.Handler) *call {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	isStranger := s.authorize(r, repl) // It finds a part of the key.
 	c := &call{name: s.lines.name, key: s.keyOf(r, repl), cost: s.costOf(repl), next: next, request: r, isStranger: isStranger}
-	if s.gateway != nil && !isStranger {
-		// A gateway reads of the body before the call waits, for which Caddy's timeouts hold.
-		_, _, _ = llm.Peek(r) // The gateway gets the same error.
-	}
 	c.outer, _ = r.Context().Value(callKey{}).(*call)
 	c.times = holdTimeouts(r.Context())
 	// Caddy's placeholders read from the request that it made, so the handlers behind this

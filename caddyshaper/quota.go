@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"regexp"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/logging"
+	"github.com/dustin/go-humanize"
 
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/gateway"
@@ -37,6 +39,9 @@ type Quota struct {
 
 	// Burst is for how long the quota may be used at once, from 0 to a minute; 30s unless it is set.
 	Burst *caddy.Duration `json:"burst,omitempty"`
+
+	// Bodies is how many bytes of their bodies all calls hold at a time; 64 MiB unless it is set. See [gateway.Config].
+	Bodies int64 `json:"bodies,omitempty"`
 }
 
 // What a gateway has unless its settings say otherwise.
@@ -52,6 +57,7 @@ type quota struct {
 	llm.Quota
 	burst, wait     time.Duration
 	depth, inFlight int
+	bodies          int64
 }
 
 // limits returns the limits of the line, whose cost units are those of the quota base.
@@ -116,6 +122,7 @@ func readQuota(s *Shape, set *settings) error {
 	q := quota{
 		provider: s.Quota.Provider, Quota: llm.Quota{Requests: s.Quota.Requests, Tokens: s.Quota.Tokens, Input: s.Quota.Input, Output: s.Quota.Output},
 		burst: defaultBurst, wait: cmp.Or(time.Duration(s.Wait), defaultWait), depth: cmp.Or(s.Depth, defaultDepth), inFlight: s.InFlight,
+		bodies: s.Quota.Bodies,
 	}
 	if s.Quota.Burst != nil {
 		q.burst = time.Duration(*s.Quota.Burst)
@@ -130,6 +137,8 @@ func readQuota(s *Shape, set *settings) error {
 		return fmt.Errorf("%s: %s, %s", wrong.Setting, wrong.Value, wrong.Must)
 	case s.Wait < 0 || s.Depth < 0 || s.InFlight < 0 || s.TeamMetrics < 0:
 		return errors.New("quota: depth, wait, inflight and team_metrics must not be negative")
+	case q.bodies < 0:
+		return fmt.Errorf("bodies: %d, must not be negative", q.bodies)
 	}
 	parts := []string{}
 	if s.Fair != nil {
@@ -160,16 +169,21 @@ func (q *Quota) readBlock(d *caddyfile.Dispenser) error {
 		option, args := d.Val(), d.RemainingArgs()
 		n := numbers[option]
 		switch {
-		case n == nil && option != "burst":
-			return d.Errf("quota has no subdirective %q; there are requests, tokens, input, output and burst", option)
+		case n == nil && option != "burst" && option != "bodies":
+			return d.Errf("quota has no subdirective %q; there are requests, tokens, input, output, burst and bodies", option)
 		case len(args) != 1:
 			return d.Errf("%s: takes %w, got %d", option, takesOne, len(args))
-		case n != nil && *n != 0, n == nil && q.Burst != nil:
+		case n != nil && *n != 0, option == "burst" && q.Burst != nil, option == "bodies" && q.Bodies != 0:
 			return d.Errf("%s: it is said twice", option)
 		case n != nil:
 			var err error
 			if *n, err = positive(args[0]); err != nil {
 				return d.Errf("%s: %q, must %w", option, args[0], err)
+			}
+		case option == "bodies":
+			size, err := humanize.ParseBytes(args[0])
+			if q.Bodies = int64(min(size, math.MaxInt64)); err != nil || size == 0 {
+				return d.Errf("bodies: %q, must be a size above 0, such as 64MiB", args[0])
 			}
 		default:
 			burst, err := caddy.ParseDuration(args[0])
@@ -204,7 +218,7 @@ func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
 	config := gateway.Config{
 		Provider: q.provider, Quota: q.Quota, Scale: gateway.Scale(s.lines.base, q.Quota), Line: s.lines.fair.Load,
 		Team:   func(r *http.Request) (string, bool) { c := callOf(r); return c.key, !c.isStranger },
-		Weight: s.lines.weightOf, Labels: s.TeamMetrics, Ledger: s.lines.ledger,
+		Bodies: q.bodies, Weight: s.lines.weightOf, Labels: s.TeamMetrics, Ledger: s.lines.ledger,
 		Log: log, Refuse: s.refuse, RetrySpread: time.Duration(s.RetrySpread),
 	}
 	if s.LogRefusals {

@@ -221,7 +221,7 @@ func TestACallWhoseBodyDoesNotComeEndsWithTheTimeout(t *testing.T) {
 	require.NoError(t, err)
 	answered, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)
-	require.Equal(t, 400, answered.StatusCode)
+	require.Equal(t, 408, answered.StatusCode)
 	require.NoError(t, answered.Body.Close())
 	require.Zero(t, caddyshaper.FairStats("line").Departed)
 }
@@ -237,7 +237,10 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 		{"quota openai {\n requests 5\n tokens\n }", `tokens: takes one word, got 0, at Caddyfile:5`},
 		{"quota openai {\n requests 5\n requests 6\n }", `requests: it is said twice, at Caddyfile:5`},
 		{"quota openai {\n requests 5\n burst 2m\n }", `burst: "2m", must be a duration from 0 to 1m, such as 30s, at Caddyfile:5`},
-		{"quota openai {\n rpm 5\n }", `quota has no subdirective "rpm"; there are requests, tokens, input, output and burst, at Caddyfile:4`},
+		{"quota openai {\n rpm 5\n }", `quota has no subdirective "rpm"; there are requests, tokens, input, output, burst and bodies, at Caddyfile:4`},
+		{"quota openai {\n requests 5\n bodies many\n }", `bodies: "many", must be a size above 0, such as 64MiB, at Caddyfile:5`},
+		{"quota openai {\n requests 5\n bodies 0\n }", `bodies: "0", must be a size above 0, such as 64MiB, at Caddyfile:5`},
+		{"quota openai {\n requests 5\n bodies 1MiB\n bodies 2MiB\n }", `bodies: it is said twice, at Caddyfile:6`},
 		{q + q, `quota: it is said twice`},
 		{q + "depth 0", `depth: "0", must be a number of at least 1`},
 		{q + "wait never", `wait: "never", must be a duration above 0`},
@@ -276,6 +279,7 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 		`"requests":5`:                   {`"requests":-5`, `requests: -5, must not be negative`},
 		`"by":["header:X-Team"]`:         {`"by":["all"]`, `fair: "all" tells no requests apart`},
 		`"provider":"openai-compatible"`: {`"burst":-1,"provider":"openai"`, `burst: -1ns, must be from 0s to 1m`},
+		`"requests":5}`:                  {`"requests":5,"bodies":-1}`, `bodies: -1, must not be negative`},
 	} {
 		require.ErrorContains(t, caddy.Load([]byte(strings.Replace(string(config), was, is[0], 1)), true), is[1])
 	}

@@ -1,7 +1,6 @@
 package llm
 
 import (
-	"bytes"
 	"io"
 	"math"
 	"net/http"
@@ -68,15 +67,17 @@ var takingNone = []string{
 	"/files", "/batches", // several
 }
 
-// Peek reads the beginning of the body of a request, at most 1 MiB of it, and reports whether that is the whole body. The
-// body can be read as before, and neither another Peek nor a [Provider] reads it again
-// unless GetBody is set. An error is that of the body.
-func Peek(r *http.Request) (head []byte, whole bool, err error) {
+// Peek reads the beginning of the body of a request, and reports whether that is the whole body. It reads a byte more than 1 MiB
+// at most. Before it allocates so many more bytes it asks room, and if that returns false it reads no more; nil means that there is
+// room for all. The body can be read as before, and neither another Peek nor a [Provider] reads it again unless GetBody is set. What
+// was not read counts by ContentLength; if that is unknown, a body whose reading room has ended counts as one of 1 MiB. An error is
+// that of the body.
+func Peek(r *http.Request, room func(bytes int) bool) (head []byte, whole bool, err error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil, true, nil
 	}
-	p := peek(r)
-	return p.read[:min(len(p.read), kept)], p.err == nil && len(p.read) <= kept, p.err
+	p := peek(r, room)
+	return p.read, p.whole, p.err
 }
 
 // peekRequest returns the first bytes of the body of a request, at most 1 MiB of them, and its length,
@@ -86,6 +87,7 @@ func peekRequest(r *http.Request) (head []byte, length int64, err error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil, 0, nil
 	}
+	length = r.ContentLength
 	if r.GetBody != nil {
 		body, err := r.GetBody()
 		if err != nil {
@@ -97,49 +99,77 @@ func peekRequest(r *http.Request) (head []byte, length int64, err error) {
 			return nil, 0, err
 		}
 	} else {
-		head = peek(r).read
+		p := peek(r, nil)
+		if head = p.read; !p.whole && length < 0 {
+			length = kept + 1
+		}
 	}
-	length = max(int64(len(head)), r.ContentLength)
-	return head[:min(len(head), kept)], length, nil
-}
-
-// A peeked is a body whose beginning has been read.
-type peeked struct {
-	joined
-	read []byte // at most a byte more than is kept
-	err  error  // with which reading has ended
+	return head[:min(len(head), kept)], max(int64(len(head)), length), nil
 }
 
 // peek returns the body of a request, which it makes a peeked. A RoundTripper must not change a request. But what
 // has been read of its body must be put back, and nobody else may use the body until RoundTrip has returned.
-func peek(r *http.Request) *peeked {
-	if p, ok := r.Body.(*peeked); ok {
-		return p
+func peek(r *http.Request, room func(bytes int) bool) *peeked {
+	p, ok := r.Body.(*peeked)
+	if !ok {
+		p = readAhead(r.Body, kept+1, r.ContentLength, room)
+		r.Body = p
 	}
-	// A length is what a client says, so only so much is allocated for it before the bytes come.
-	p := new(peeked)
-	p.read, p.joined, p.err = readAhead(r.Body, kept+1, min(max(r.ContentLength, 0), 128<<10))
-	r.Body = p
 	return p
 }
 
-// readAhead reads the beginning of a body, so many bytes at most, of which it expects some. It returns the beginning, a body
-// that can be read as before, and the error with which reading has ended.
-func readAhead(body io.ReadCloser, most, expected int64) (head []byte, whole joined, err error) {
-	read := bytes.NewBuffer(make([]byte, 0, expected+bytes.MinRead))
-	_, err = read.ReadFrom(io.LimitReader(body, most))
-	rest := io.Reader(body)
-	if err != nil {
-		// The body fails again where it has failed.
-		rest = failed{err}
-	}
-	return read.Bytes(), joined{io.MultiReader(bytes.NewReader(read.Bytes()), rest), body}, err
+// A peeked is a body whose beginning has been read. It can be read from there.
+type peeked struct {
+	io.Closer
+	read  []byte // of the beginning; nil once it has been read again, so that a call under way does not keep it
+	next  int    // of read
+	rest  io.Reader
+	whole bool  // the body has ended, and is not longer than one that is looked at
+	err   error // with which reading has ended
 }
 
-// joined is a body of parts.
-type joined struct {
-	io.Reader
-	io.Closer
+// Read implements [io.Reader].
+func (p *peeked) Read(to []byte) (n int, err error) {
+	if p.next == len(p.read) {
+		return p.rest.Read(to)
+	}
+	n = copy(to, p.read[p.next:])
+	if p.next += n; p.next == len(p.read) {
+		p.read, p.next = nil, 0
+	}
+	return n, nil
+}
+
+// firstPiece is how much is allocated for a body before any of it has come. What its length is said to be is no reason for more.
+const firstPiece = 4 << 10
+
+// readAhead reads the beginning of a body, less than most bytes if it ends there, of which a client has said how long it is. For
+// room see [Peek].
+func readAhead(body io.ReadCloser, most int, said int64, room func(bytes int) bool) *peeked {
+	p := &peeked{Closer: body, rest: body}
+	for len(p.read) < most {
+		if len(p.read) == cap(p.read) {
+			next := min(max(2*cap(p.read), firstPiece), most)
+			if said >= int64(len(p.read)) && said <= int64(next) {
+				next = min(int(said)+1, most) // With room for a byte that shows that the length is not true.
+			}
+			if room != nil && !room(next-cap(p.read)) {
+				return p
+			}
+			p.read = append(make([]byte, 0, next), p.read...)
+		}
+		n, err := body.Read(p.read[len(p.read):cap(p.read)])
+		p.read = p.read[:len(p.read)+n]
+		switch {
+		case err == io.EOF:
+			p.whole = len(p.read) < most
+			return p
+		case err != nil:
+			p.err, p.rest = err, failed{err} // The body fails again where it has failed.
+			return p
+		}
+	}
+	return p
 }
 
 // failed is the rest of a body whose reading has failed.

@@ -142,12 +142,12 @@ func peekRefusal(r *http.Response) []byte {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil
 	}
-	head, body, _ := readAhead(r.Body, refusalKept, 0) // Whoever reads the body gets the error.
+	body := readAhead(r.Body, refusalKept, -1, nil) // Whoever reads the body gets the error.
 	r.Body = body
 	if !isGzip(r.Header) {
-		return head
+		return body.read
 	}
-	plain, err := gzip.NewReader(bytes.NewReader(head))
+	plain, err := gzip.NewReader(bytes.NewReader(body.read))
 	if err != nil {
 		return nil
 	}

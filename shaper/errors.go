@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
 // The reasons for which a request is refused. [Shaper.WaitN] wraps the first five in a
@@ -43,6 +45,10 @@ var (
 	// newcomers for a time ([WithBlock]), from this request on or since an earlier one. It is
 	// no [RejectError.Reason].
 	ErrBlocked = errors.New("shaper: blocked")
+
+	// ErrBody means that the body of a request could not be read although its client is there.
+	// [Middleware] gives it to the function of [WithErrorHandler], and [WriteError] answers it with 408.
+	ErrBody = serverconn.ErrBody
 
 	// ErrNegativeCost is returned as it is, not in a [*RejectError]: a negative cost
 	// is a mistake of the caller and not a refusal, so no counter counts it.

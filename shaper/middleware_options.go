@@ -14,7 +14,6 @@ import (
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/internal/httpfield"
 	"example.com/leakybucket/shaper/internal/httpin"
-	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
 // A MiddlewareOption changes how [Middleware] treats requests.
@@ -171,8 +170,8 @@ func reasonOf(err error) string {
 	if rejected, ok := errors.AsType[*RejectError](err); ok {
 		return rejected.why()
 	}
-	if errors.Is(err, serverconn.ErrBody) {
-		return serverconn.ErrBody.Error()
+	if errors.Is(err, ErrBody) {
+		return ErrBody.Error()
 	}
 	return err.Error()
 }
@@ -191,7 +190,7 @@ func (l *refusalLog) logGone(ctx context.Context, waited time.Duration) {
 //   - 503 with Retry-After if the [Shaper] is closed, if its shared [Bucket] can't be
 //     asked, if the deadline of an outer handler has passed, and for errors of other
 //     Limiters.
-//   - 408 if the body could not be read although the client is there.
+//   - 408 for [ErrBody].
 //   - 500 if the cost is negative, or if the key function or the limits function of a
 //     [Group] returned an error.
 //   - 499 without a body, and the end of the connection, if err is
@@ -252,7 +251,7 @@ func responseTo(err error) httpin.Response {
 		return httpin.Response{Problem: problemUnavailable, RetryAfter: retryAfter}
 	case errors.Is(err, ErrClosed):
 		return httpin.Response{Problem: problemClosed, RetryAfter: retryAfter}
-	case errors.Is(err, serverconn.ErrBody):
+	case errors.Is(err, ErrBody):
 		return httpin.Response{Problem: problemBody, RetryAfter: 0}
 	case errors.Is(err, ErrNegativeCost):
 		return httpin.Response{Problem: problemCost, RetryAfter: 0}

@@ -69,6 +69,7 @@ func llmFlags() *flag.FlagSet {
 	fs.Int("depth", 1000, "how many calls may wait")
 	fs.Duration("wait", 2*time.Minute, "for how long a call may have to wait; one that would wait longer gets 429")
 	fs.Int("inflight", 0, "how many calls may be with the provider at a time; 0: as many as the quota lets through")
+	fs.Int("bodies", 64, "how many `MiB` of their bodies all calls hold; one that finds no room is estimated by its length, and not sent again")
 	fs.String("fair", "", "who takes turns: header:`NAME`, client_ip, host, team (of the token, with --teams), or none (default header:X-Team, or team)")
 	fs.String("weights", "", "shares of teams where others have 1, as in gold=4,batch=1; each from 1 to 1000")
 	fs.String("key-env", "", "environment `variable` with the key of the provider, which is sent in place of the token of a team")
@@ -107,6 +108,7 @@ type llmOptions struct {
 	burst, wait  time.Duration
 	depth        int
 	inflight     int
+	bodies       int    // MiB
 	fair         string // "" for none
 	weights      map[string]int
 	keyEnv       string
@@ -133,7 +135,7 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 	o = llmOptions{
 		provider: f.String("provider"),
 		quota:    llm.Quota{Requests: f.Int("requests"), Tokens: f.Int("tokens"), Input: f.Int("input"), Output: f.Int("output")},
-		burst:    f.Duration("burst"), wait: f.Duration("wait"), depth: f.Int("depth"), inflight: f.Int("inflight"),
+		burst:    f.Duration("burst"), wait: f.Duration("wait"), depth: f.Int("depth"), inflight: f.Int("inflight"), bodies: f.Int("bodies"),
 		keyEnv: f.String("key-env"), teams: f.String("teams"),
 		listen: f.String("listen"), page: f.String("page"), usage: f.String("usage"), teamMetrics: f.Int("team-metrics"),
 		grace: time.Minute,
@@ -189,6 +191,9 @@ func (o *llmOptions) checkNumbers() error {
 	}
 	if o.depth < 1 {
 		return fmt.Errorf("--depth: %d, must be at least 1", o.depth)
+	}
+	if o.bodies < 1 || o.bodies > 1<<20 {
+		return fmt.Errorf("--bodies: %d, must be from 1 to %d MiB", o.bodies, 1<<20)
 	}
 	if o.wait <= 0 {
 		return fmt.Errorf("--wait: %v, must be above 0", o.wait)
@@ -333,6 +338,9 @@ func (o *llmOptions) caddyfile() string {
 	number(3, "input", o.quota.Input)
 	number(3, "output", o.quota.Output)
 	line(3, "burst %s", short(o.burst))
+	if o.bodies != gateway.DefaultBodies>>20 {
+		line(3, "bodies %dMiB", o.bodies)
+	}
 	line(2, "}")
 	line(2, "depth %d", o.depth)
 	line(2, "wait %s", short(o.wait))

@@ -46,6 +46,7 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 		`--page: "127.0.0.1:8080", must not be the address of --listen`:       {"--page", "127.0.0.1:8080"},
 		`--page: "127.0.0.1:8081", must not be the address of --listen`:       {"--listen", ":8081"},
 		`--page: "[::]:8080", must not be the address of --listen`:            {"--page", "[::]:8080"},
+		`--bodies: 0, must be from 1 to 1048576 MiB`:                          {"--bodies", "0"},
 		`--depth: 0, must be at least 1`:                                      {"--depth", "0"},
 		`"30s": the command takes flags alone; an interval of --keepalive`:    {"--keepalive", "30s"},
 		`--key-env: "AN_EMPTY_KEY", but there is no such`:                     {"--key-env", "AN_EMPTY_KEY", "--teams", "f"},
@@ -120,7 +121,7 @@ func TestTheCaddyfileOfTheGatewayIsPrinted(t *testing.T) {
 
 	teams := writeFile(t, "teams of all", "gold: "+hashOf("g")+"\n")
 	status, text = do(t, "llm", "--provider", "anthropic", "--requests", "50", "--input", "30000", "--output", "8000", "--burst", "0s",
-		"--depth", "10", "--wait", "90s", "--inflight", "4", "--weights", "a team=2", "--key-env", "HOME", "--teams", teams,
+		"--depth", "10", "--bodies", "256", "--wait", "90s", "--inflight", "4", "--weights", "a team=2", "--key-env", "HOME", "--teams", teams,
 		"--usage", filepath.Join(t.TempDir(), "usage.json"), "--team-metrics", "5", "--keepalive=30s", "--listen", ":8080", "--page", "off", "--print")
 	require.Zero(t, status, text)
 	for _, file := range []string{printedCaddyfile, text} {
@@ -132,6 +133,7 @@ func TestTheCaddyfileOfTheGatewayIsPrinted(t *testing.T) {
 		require.Equal(t, file, formatted)
 	}
 	require.Contains(t, text, "wait 1m30s\n")
+	require.Contains(t, text, "\t\t\tbodies 256MiB\n")
 	require.Contains(t, text, "keepalive_interval 30s\n")
 	require.Contains(t, text, "fair team {\n\t\t\tweight `a team` 2\n")
 }

@@ -34,6 +34,7 @@ type answer struct {
 	meter    *llm.Meter    // nil: nothing has been passed on
 	captured *bytes.Buffer // the body of a refusal; nil: it is passed on
 	pause    time.Duration // for which the refusal asks
+	again    []byte        // the body of the call, which is to be sent again; nil: it is not
 
 	length, written int64 // of the body; a length below 0 is unknown
 	isBroken        bool  // it could not be written
@@ -95,9 +96,10 @@ func (a *answer) WriteHeader(status int) {
 	}
 }
 
-// begin passes the header on.
+// begin passes the header on. From now on nothing can be sent again.
 func (a *answer) begin() {
 	c, h := a.call, a.Header()
+	c.body.forget()
 	a.meter = llm.NewMeter(c.g.dialect.provider, a.status, h)
 	c.g.setLeft(h)
 	c.setTiming(h)
@@ -199,23 +201,20 @@ func (a *answer) readRefusal() {
 	}
 }
 
-// mayBeSentAgain reports whether the call is to be sent again after this answer.
-func (a *answer) mayBeSentAgain() bool {
-	return a.captured != nil && a.pause > 0 && a.call.isWhole && !a.call.retried
-}
-
 // end settles. The hold comes before it, because to settle lets others leave.
 func (a *answer) end(returned bool) {
 	c := a.call
 	if a.captured != nil {
-		a.readRefusal()
+		if a.readRefusal(); a.pause > 0 {
+			a.again = c.body.take() // It is there once.
+		}
 	}
 	if a.status == http.StatusTooManyRequests {
 		c.reported = &llm.Usage{}
 		c.settle(0)
 		return
 	}
-	if a.mayBeSentAgain() {
+	if a.again != nil {
 		c.settle(0) // It reserves what it may take once more.
 		return
 	}

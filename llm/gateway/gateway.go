@@ -1,11 +1,10 @@
 package gateway
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"math"
@@ -37,6 +36,15 @@ type Config struct {
 	// false is answered with status 401.
 	Team func(*http.Request) (team string, ok bool)
 
+	// Bodies is how many bytes the calls of the line hold of their bodies, from when these come until the answer begins; 0 means
+	// DefaultBodies. A call that finds no room is estimated by its length alone, and not sent again. A body that has been
+	// coming for a second makes room for others: its call is refused with status 503.
+	Bodies int64
+
+	// BodyTimeout is how long the first MiB of a body may take to come; 0 means DefaultBodyTimeout. A shorter ReadTimeout of
+	// the server counts. Then the call is refused with status 408.
+	BodyTimeout time.Duration
+
 	Weight func(team string) int // the share of a team, which the Ledger tells; nil: 1 for all
 	Labels int                   // how many teams have a label of their own in Ledger.Totals
 	Ledger *Ledger               // nil: the Gateway makes one
@@ -64,7 +72,7 @@ type Config struct {
 // keeps it from being noticed that its caller has gone.
 //
 // When the provider answers 429, all calls wait for as long as it asks, or a second if it does not say. The call
-// itself is sent once more, at the head of its team's line, if its body was at most 1 MiB. The second answer is passed on
+// itself is sent once more, at the head of its team's line, if its body was at most 1 MiB and is still kept ([Config].Bodies). The second answer is passed on
 // whatever it is. So is an answer with 503 or 529, unless it says when to come back. An answer
 // after which the call is to be sent again costs nothing.
 //
@@ -95,6 +103,13 @@ func New(c Config) (*Gateway, error) {
 	if !isScale(c.Scale) {
 		return nil, fmt.Errorf("gateway: Config.Scale is %v, must be a number above 0", c.Scale)
 	}
+	switch {
+	case c.Bodies < 0:
+		return nil, fmt.Errorf("gateway: Config.Bodies is %d, must not be negative", c.Bodies)
+	case c.BodyTimeout < 0:
+		return nil, fmt.Errorf("gateway: Config.BodyTimeout is %v, must not be negative", c.BodyTimeout)
+	}
+	c.Bodies, c.BodyTimeout = cmp.Or(c.Bodies, DefaultBodies), cmp.Or(c.BodyTimeout, DefaultBodyTimeout)
 	if c.Ledger == nil {
 		c.Ledger = NewLedger()
 	}
@@ -109,6 +124,7 @@ func New(c Config) (*Gateway, error) {
 func (g *Gateway) Begin() {
 	c := g.config
 	c.Ledger.follow(subject{c.Provider, c.Quota, g.minute(), c.Line, c.Weight, c.Labels})
+	c.Ledger.bodies.allow(c.Bodies)
 }
 
 // Ledger returns the Ledger in which the Gateway counts.
@@ -141,7 +157,7 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 		callOf(r.Context()).serve(w, r, next)
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := &call{g: g, arrived: time.Now()}
+		c := &call{g: g, arrived: time.Now(), body: &body{of: &g.config.Ledger.bodies}}
 		outer := r.Context()
 		// Handlers around this one may look at the request that they have made, as Caddy's do.
 		*r = *r.WithContext(context.WithValue(outer, callKey{}, c))
@@ -149,7 +165,10 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 			*r = *r.WithContext(outer)
 			c.end(r)
 		}()
-		if err := c.read(r); err != nil {
+		if err := c.read(w, r); err != nil {
+			if !errors.Is(err, shaper.ErrBody) && !errors.Is(err, errNoRoom) { // After these a deadline has passed.
+				giveUpBody(w, r)
+			}
 			g.refuse(w, r, err)
 			return
 		}
@@ -165,8 +184,8 @@ type call struct {
 	model    string
 	estimate llm.Usage
 	cost     int
-	body     []byte // to be sent again, if isWhole
-	isWhole  bool
+	body     *body
+	isWhole  bool // all of the body has come
 
 	waited  time.Duration
 	left    time.Time // when it left the line for the last time
@@ -183,7 +202,7 @@ type callKey struct{}
 func callOf(ctx context.Context) *call { return ctx.Value(callKey{}).(*call) }
 
 // read finds out whose call it is, and what it may take.
-func (c *call) read(r *http.Request) error {
+func (c *call) read(w http.ResponseWriter, r *http.Request) (err error) {
 	if c.g.config.Team != nil {
 		team, ok := c.g.config.Team(r)
 		if !ok {
@@ -191,27 +210,30 @@ func (c *call) read(r *http.Request) error {
 		}
 		c.team = team
 	}
+	head, rest := []byte{}, r.Body
+	hasBody := rest != nil && rest != http.NoBody
+	if c.isWhole = !hasBody; hasBody {
+		if head, c.isWhole, err = c.body.read(w, r, c.g.config.BodyTimeout); err != nil {
+			return err
+		}
+	}
 	p := c.g.dialect.provider
-	head, whole, err := llm.Peek(r)
-	if err == nil {
-		c.estimate, err = p.Estimate(r)
+	if c.estimate, err = p.Estimate(r); err != nil {
+		return err
 	}
-	if err != nil {
-		if r.Context().Err() != nil {
-			err = r.Context().Err()
-		}
-		return fmt.Errorf("%w: %w", errBody, err)
+	c.cost = c.g.cost(p.Counted(c.estimate))
+	whole := []byte(nil)
+	if c.isWhole {
+		whole, rest = head, nil
+		c.body.keep(whole)
+	} else if c.body.hadNoRoom {
+		c.g.faults.note("there is no room for the bodies of calls, which are estimated by their length", 0)
 	}
-	if c.cost, c.isWhole = c.g.cost(p.Counted(c.estimate)), whole; whole {
-		c.body = head
-		if r.Body != nil && r.Body != http.NoBody {
-			// The middleware knows such a body as one that has been read. With one that may be unread it restarts the server's
-			// timeout for reading, which would end the call in mid-answer.
-			r.Body = io.NopCloser(bytes.NewReader(head))
-		}
+	if hasBody {
+		r.Body = &sending{c.body, head, rest}
 	}
 	if c.g.config.Record != nil {
-		c.model = modelOf(r, c.body)
+		c.model = modelOf(r, whole)
 	}
 	onlyGzip(r.Header)
 	return nil
@@ -276,7 +298,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		first = r.Clone(r.Context())
 	}
 	a := c.attempt(w, r, next)
-	if a.mayBeSentAgain() {
+	if a.again != nil {
 		restart := suspendWriteTimeout(w, r)
 		err := c.enter(r.Context(), (*shaper.KeyLimiter).ReserveRetry)
 		restart()
@@ -288,8 +310,8 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		switch {
 		case err == nil:
 			c.retried, c.reported = true, nil
-			if *r = *first; len(c.body) > 0 {
-				r.Body = io.NopCloser(bytes.NewReader(c.body))
+			if *r = *first; len(a.again) > 0 {
+				r.Body = &sending{c.body, a.again, nil}
 			}
 			a = c.attempt(w, r, next)
 		case isGone:
@@ -326,6 +348,7 @@ func (g *Gateway) refuse(w http.ResponseWriter, r *http.Request, err error) {
 
 // end ends the call.
 func (c *call) end(r *http.Request) {
+	c.body.release()
 	if c.status == 0 && (!c.isSent || r.Context().Err() == context.Canceled) {
 		c.status = StatusGone
 	}

@@ -29,6 +29,8 @@ type Ledger struct {
 	teams    map[string]*account
 	labelled map[string]*Total // with labels of their own; those that came first
 	refusals uint64
+
+	bodies bodies // with a lock of its own
 }
 
 // A subject is what a [Ledger] is about.
@@ -43,7 +45,7 @@ type subject struct {
 
 // NewLedger returns a Ledger that has counted nothing. A gateway that is given it counts in it ([Config]).
 func NewLedger() *Ledger {
-	return &Ledger{origin: time.Now(), teams: map[string]*account{}, labelled: map[string]*Total{}}
+	return &Ledger{origin: time.Now(), teams: map[string]*account{}, labelled: map[string]*Total{}, bodies: bodies{most: DefaultBodies}}
 }
 
 // A Status is what a [Ledger] tells.
@@ -58,6 +60,8 @@ type Status struct {
 	LongestWait  time.Duration // of the last hour
 	Forfeited    uint64        // of the Shaper, in its cost units
 	Hint         string        // what to do if Forfeited grows; "" if there is nothing to be said
+
+	BodyBytes, MostBodyBytes int64 // that calls hold of their bodies, and that they may hold ([Config].Bodies)
 
 	// Level, Reserved and Capacity are those of the bucket, as parts of a minute's quota: with a burst of 30 s
 	// Capacity is 0.5. Level includes Reserved, which is what calls hold that have not ended.
@@ -89,6 +93,7 @@ type Total struct {
 func (l *Ledger) Status(now time.Time, teams int) Status {
 	s, of := l.taken(now, teams)
 	// The line and the weights are asked without the lock: they are the caller's code, and each call that ends needs the lock.
+	s.BodyBytes, s.MostBodyBytes = l.bodies.told()
 	waiting := map[string]int{}
 	if of.line != nil {
 		line := of.line()

@@ -69,7 +69,7 @@ func modelOf(r *http.Request, body []byte) string {
 	if named.Model == "" {
 		named.Model = modelInPath(r)
 	}
-	return named.Model[:min(len(named.Model), longestModel)]
+	return strings.Clone(named.Model[:min(len(named.Model), longestModel)]) // The rest would be kept with it.
 }
 
 func modelInPath(r *http.Request) string {

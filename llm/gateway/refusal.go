@@ -27,7 +27,7 @@ const longestSpread = 365 * 24 * time.Hour
 
 var (
 	errNoToken = errors.New("gateway: the call has no valid token")
-	errBody    = errors.New("gateway: the body of the call did not come")
+	errNoRoom  = errors.New("gateway: there is no room for a body that comes so slowly")
 )
 
 // WriteError answers a call that was not admitted, in the provider's own format, so that its clients do what they do at the
@@ -59,6 +59,18 @@ func (g *Gateway) WriteUnreachable(w http.ResponseWriter, status int) (ok bool) 
 	return true
 }
 
+// giveUpBody lets a refusal reach a client that is still sending. As net/http sends no answer before it has read some of the rest, the
+// rest gets the time that [shaper.Middleware] gives it.
+func giveUpBody(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor >= 2 || r.ContentLength == 0 {
+		return
+	}
+	err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	if err != nil || r.ContentLength < 0 || r.ContentLength > 64<<10 {
+		w.Header().Set("Connection", "close")
+	}
+}
+
 func (g *Gateway) writeFailure(w http.ResponseWriter, f failure) {
 	h := w.Header()
 	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
@@ -79,8 +91,8 @@ func failureOf(r *http.Request, err error) failure {
 		return failure{http.StatusUnauthorized, "The call has no valid token of the gateway.", 0}
 	case isTooLong:
 		return failure{http.StatusRequestEntityTooLarge, "The body of the call is too long.", 0}
-	case errors.Is(err, errBody):
-		return failure{http.StatusBadRequest, "The body of the call did not come.", 0}
+	case errors.Is(err, errNoRoom):
+		return failure{http.StatusServiceUnavailable, "There is no room for a body that comes so slowly.", soonest}
 	}
 	said := answered{header: http.Header{}}
 	shaper.WriteError(&said, r, err)
@@ -127,7 +139,7 @@ func byStatus(words map[int]string, status int, other string) string {
 
 // The form of OpenAI (openai.com's OpenAPI description 2.3.0, 2025).
 func failOpenAI(_ http.Header, f failure) any {
-	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "invalid_request_error", 413: "invalid_request_error", 429: "requests"}, f.status, "server_error")
+	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "invalid_request_error", 408: "invalid_request_error", 413: "invalid_request_error", 429: "requests"}, f.status, "server_error")
 	code := any(nil)
 	if word := byStatus(map[int]string{401: "invalid_api_key", 429: "rate_limit_exceeded"}, f.status, ""); word != "" {
 		code = word
@@ -137,13 +149,13 @@ func failOpenAI(_ http.Header, f failure) any {
 
 // The form and the types of docs.claude.com/en/api/errors, read in 2026-11.
 func failAnthropic(_ http.Header, f failure) any {
-	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "authentication_error", 413: "request_too_large", 429: "rate_limit_error"}, f.status, "api_error")
+	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "authentication_error", 408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error"}, f.status, "api_error")
 	return object{"type": "error", "error": object{"type": kind, "message": f.message}}
 }
 
 // The form of google.rpc.Status in JSON, with RetryInfo (google/rpc/error_details.proto).
 func failGoogle(_ http.Header, f failure) any {
-	kind := byStatus(map[int]string{400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 413: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}, f.status, "INTERNAL")
+	kind := byStatus(map[int]string{400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 408: "DEADLINE_EXCEEDED", 413: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}, f.status, "INTERNAL")
 	failed := object{"code": f.status, "message": f.message, "status": kind}
 	if f.after > 0 {
 		failed["details"] = []object{{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": strconv.FormatFloat(f.after.Seconds(), 'f', -1, 64) + "s"}}
@@ -153,7 +165,7 @@ func failGoogle(_ http.Header, f failure) any {
 
 // The form of docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html, errors, read in 2026-11.
 func failBedrock(h http.Header, f failure) any {
-	h.Set("X-Amzn-Errortype", byStatus(map[int]string{400: "ValidationException", 401: "AccessDeniedException", 413: "ValidationException",
+	h.Set("X-Amzn-Errortype", byStatus(map[int]string{400: "ValidationException", 401: "AccessDeniedException", 408: "ModelTimeoutException", 413: "ValidationException",
 		429: "ThrottlingException", 503: "ServiceUnavailableException"}, f.status, "InternalServerException"))
 	return object{"message": f.message}
 }

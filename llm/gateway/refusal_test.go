@@ -176,9 +176,9 @@ func TestACallThatIsSentAgainIsChargedOnce(t *testing.T) {
 func TestWhatElseIsRefused(t *testing.T) {
 	words := map[string][]string{ // in the order of the causes below
 		"openai":    {`"type":"invalid_request_error"`, `"type":"invalid_request_error"`, `"type":"invalid_request_error"`, `"type":"server_error"`},
-		"anthropic": {`"type":"authentication_error"`, `"type":"request_too_large"`, `"type":"invalid_request_error"`, `"type":"api_error"`},
-		"gemini":    {`"status":"UNAUTHENTICATED"`, `"status":"INVALID_ARGUMENT"`, `"status":"INVALID_ARGUMENT"`, `"status":"UNAVAILABLE"`},
-		"bedrock":   {"AccessDeniedException", "ValidationException", "ValidationException", "ServiceUnavailableException"},
+		"anthropic": {`"type":"authentication_error"`, `"type":"request_too_large"`, `"type":"timeout_error"`, `"type":"api_error"`},
+		"gemini":    {`"status":"UNAUTHENTICATED"`, `"status":"INVALID_ARGUMENT"`, `"status":"DEADLINE_EXCEEDED"`, `"status":"UNAVAILABLE"`},
+		"bedrock":   {"AccessDeniedException", "ValidationException", "ModelTimeoutException", "ServiceUnavailableException"},
 	}
 	words["openai-compatible"] = words["openai"]
 	require.Len(t, words, len(gateway.Providers()))
@@ -190,7 +190,7 @@ func TestWhatElseIsRefused(t *testing.T) {
 	}{
 		{"no token", func(_ *rig, r *http.Request) { r.Header.Set("No-Token", "1") }, 401, "no valid token"},
 		{"long body", func(_ *rig, r *http.Request) { r.Body = http.MaxBytesReader(nil, r.Body, 10) }, 413, "too long"},
-		{"broken body", func(_ *rig, r *http.Request) { r.Body = io.NopCloser(iotest.ErrReader(io.ErrUnexpectedEOF)) }, 400, "did not come"},
+		{"broken body", func(_ *rig, r *http.Request) { r.Body = io.NopCloser(iotest.ErrReader(io.ErrUnexpectedEOF)) }, 408, "did not come"},
 		{"end of server", func(g *rig, _ *http.Request) { _ = g.line.Close() }, 503, ""},
 	} {
 		for provider, word := range words {

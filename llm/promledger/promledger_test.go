@@ -26,7 +26,7 @@ func TestLedgersTellWhatCallsHaveTaken(t *testing.T) {
 	line, err := shaper.New(limits, shaper.WithFairQueue(nil))
 	require.NoError(t, err)
 	g, err := gateway.New(gateway.Config{
-		Provider: "anthropic", Quota: llm.Quota{Requests: 1000, Input: 100_000}, Labels: 1,
+		Provider: "anthropic", Quota: llm.Quota{Requests: 1000, Input: 100_000}, Labels: 1, Bodies: 1000,
 		Line: func() *shaper.Shaper { return line },
 		Team: func(r *http.Request) (string, bool) { return r.Header.Get("X-Team"), true },
 	})
@@ -43,6 +43,12 @@ func TestLedgersTellWhatCallsHaveTaken(t *testing.T) {
 	}
 	collector := promledger.New(func() map[string]*gateway.Ledger { return map[string]*gateway.Ledger{"claude": g.Ledger()} })
 	require.NoError(t, testutil.CollectAndCompare(collector, strings.NewReader(`
+# HELP shaper_llm_body_bytes Bytes that are held of the bodies of calls.
+# TYPE shaper_llm_body_bytes gauge
+shaper_llm_body_bytes{rule="claude"} 0
+# HELP shaper_llm_body_bytes_limit Bytes that may be held of the bodies of calls.
+# TYPE shaper_llm_body_bytes_limit gauge
+shaper_llm_body_bytes_limit{rule="claude"} 1000
 # HELP shaper_llm_calls_total Calls of a language model that have ended.
 # TYPE shaper_llm_calls_total counter
 shaper_llm_calls_total{rule="claude",team="gold"} 2

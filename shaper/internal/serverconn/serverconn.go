@@ -127,7 +127,8 @@ const (
 	limitedBody          // of http.MaxBytesReader
 	plainBody            // as an HTTP/1 server makes it
 	// bufferedBody is a body that an outer handler has read, to log or verify it,
-	// and put back.
+	// and put back: in one of the ways that are usual, or as a body that says so by a
+	// method HasCome() bool.
 	bufferedBody
 )
 
@@ -143,6 +144,10 @@ func kindOf(body io.Reader) bodyKind {
 	case bufferedType:
 		switch reflect.ValueOf(body).Field(0).Interface().(type) {
 		case *bytes.Reader, *bytes.Buffer, *strings.Reader:
+			return bufferedBody
+		}
+	default:
+		if b, ok := body.(interface{ HasCome() bool }); ok && b.HasCome() {
 			return bufferedBody
 		}
 	}
