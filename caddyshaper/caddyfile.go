@@ -148,7 +148,7 @@ var subdirectives = map[string]subdirective{
 	"teams":               text(func(s *Shape) *string { return &s.Teams }),
 	"usage":               text(func(s *Shape) *string { return &s.Usage }),
 	"team_metrics":        number(func(s *Shape) *int { return &s.TeamMetrics }),
-	"routes":              texts(func(s *Shape) *[]string { return &s.Routes }),
+	"routes":              readRoutes,
 	"ipv6_bits":           number(func(s *Shape) *int { return &s.IPv6Bits }),
 	"cost":                readCost,
 	"site":                limits(func(s *Shape) *string { return &s.Site }),
@@ -200,6 +200,20 @@ func texts(field func(*Shape) *[]string) subdirective {
 		*field(s) = args
 		return nil
 	}
+}
+
+// readRoutes reads patterns, in which no placeholder is replaced.
+func readRoutes(s *Shape, option string, args []string) error {
+	return texts(func(s *Shape) *[]string { return &s.Routes })(s, option, literals(args))
+}
+
+// literals returns words in which nothing is replaced as they are meant: Caddy's adapter takes {path} for a placeholder in any word,
+// but not \{path\}.
+func literals(words []string) (meant []string) {
+	for _, w := range words {
+		meant = append(meant, strings.NewReplacer(`\{`, "{", `\}`, "}").Replace(w))
+	}
+	return meant
 }
 
 func flag(field func(*Shape) *bool) subdirective {

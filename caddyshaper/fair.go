@@ -106,7 +106,7 @@ func (f *Fair) readWeights(d *caddyfile.Dispenser) error {
 		if err != nil || weight < 1 || weight > maxWeight {
 			return d.Errf("weight: %q, must be a number from 1 to %d", args[parts], maxWeight)
 		}
-		key := shaper.Join(args[:parts]...)
+		key := shaper.Join(literals(args[:parts])...)
 		if _, twice := f.Weights[key]; twice {
 			return d.Errf("weight: the key %q is said twice", key)
 		}

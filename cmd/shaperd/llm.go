@@ -19,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 
+	"example.com/leakybucket/internal/caddyfile"
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/gateway"
 )
@@ -168,6 +169,11 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 	}
 	if o.fair == "" && len(o.weights) > 0 {
 		return o, fmt.Errorf("--weights: %q, but with --fair none all calls have one line", f.String("weights"))
+	}
+	for _, text := range append([]string{o.teams, o.usage}, slices.Collect(maps.Keys(o.weights))...) {
+		if _, err := caddyfile.Literal(text); err != nil {
+			return o, err
+		}
 	}
 	return o, o.checkAddresses()
 }
@@ -382,7 +388,7 @@ func (o *llmOptions) caddyfile() string {
 		line(1, "}")
 		line(0, "}")
 	}
-	return b.String()
+	return caddyfile.Plain(b.String())
 }
 
 // short returns a duration without parts that are zero.
@@ -397,15 +403,10 @@ func short(d time.Duration) string {
 	return text
 }
 
-// word returns a text as one word of a Caddyfile.
+// word returns a text as one word of a Caddyfile. That it can be written has been checked.
 func word(text string) string {
-	if text != "" && !strings.ContainsAny(text, " \t\"`{}#\\") {
-		return text
-	}
-	if !strings.Contains(text, "`") {
-		return "`" + text + "`"
-	}
-	return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`
+	w, _ := caddyfile.Literal(text)
+	return w
 }
 
 // serveLLM is the command. Like Caddy's run it does not return once it serves.

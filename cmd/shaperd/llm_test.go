@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
 )
 
 func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
@@ -172,6 +175,70 @@ func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
 	for _, secret := range []string{"a prompt", "a token", "the key"} {
 		require.NotContains(t, string(text)+p.Output(), secret)
 	}
+}
+
+// A name may have any letters. What Caddy reads must not be another, such as a secret of the environment that a name asks for.
+func TestNamesOfTheGatewayAreReadAsTheyAre(t *testing.T) {
+	t.Setenv("A_SECRET", "secret")
+	names := []string{"{$A_SECRET}", "{$A_SECRET:x}", "{${$A_SECRET}}", "{env.A_SECRET}", "{path}", "{header.A}", "{", "}", "{}", `{\}`, "a b", "a`b", `a"b`, `a\b`, `\`, "<<A", "#a", "-", "{$", "{$}"}
+	flags := []string{"llm", "--upstream", "http://127.0.0.1:1", "--requests", "5"}
+	var weights []string
+	for i, name := range names {
+		weights = append(weights, fmt.Sprintf("%s=%d", name, i+2))
+	}
+	status, printed := do(t, append(flags, "--weights", strings.Join(weights, ","), "--print")...)
+	require.Zero(t, status, printed)
+	file := writeFile(t, "Caddyfile", printed)
+	status, adapted := do(t, "adapt", "--config", file)
+	require.Zero(t, status, adapted)
+	require.NotContains(t, adapted, "secret")
+	var config any
+	_, text, _ := strings.Cut(adapted, "{") // behind a line of the log, if there is one
+	require.NoError(t, json.NewDecoder(strings.NewReader("{"+text)).Decode(&config))
+	for i, name := range names {
+		require.InDelta(t, i+2, weightsIn(config)[shaper.Join(name)], 0, name)
+	}
+	require.Len(t, weightsIn(config), len(names))
+	status, formatted := do(t, "fmt", file)
+	require.Zero(t, status)
+	require.Equal(t, printed, formatted)
+
+	dir := filepath.Join(t.TempDir(), "{$A_SECRET} {env.A_SECRET} {path}")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	teams, usage, listen := filepath.Join(dir, "teams"), filepath.Join(dir, "usage"), freeAddress(t)
+	require.NoError(t, os.WriteFile(teams, []byte("gold: "+hashOf("a token")+"\n"), 0o600))
+	p := start(t, append(flags, "--teams", teams, "--usage", usage, "--key-env", "A_SECRET", "--listen", listen, "--page", "off")...)
+	p.Says("take turns")
+	_, err := send(http.MethodPost, "http://"+listen+"/v1/x", "{}", "Authorization", "Bearer a token")
+	require.NoError(t, err)
+	require.Zero(t, p.Stop(syscall.SIGINT))
+	require.FileExists(t, usage)
+
+	status, told := do(t, append(flags, "--usage", "`{")...)
+	require.Equal(t, 1, status)
+	require.Contains(t, told, "can't be written in a Caddyfile")
+}
+
+// weightsIn returns the weights somewhere within a configuration.
+func weightsIn(config any) map[string]any {
+	switch in := config.(type) {
+	case []any:
+		for _, one := range in {
+			if w := weightsIn(one); w != nil {
+				return w
+			}
+		}
+	case map[string]any:
+		if w, ok := in["weights"].(map[string]any); ok {
+			return w
+		}
+		for _, one := range in {
+			if w := weightsIn(one); w != nil {
+				return w
+			}
+		}
+	}
+	return nil
 }
 
 // Two gateways at one port would each get a part of the calls, and pass twice the quota on. The second one leaves no file behind.

@@ -81,6 +81,9 @@ const importPolicy = `
 	# gets no other module with it. (x/time for the type of a rate.)
 	inspect: std shaper internal/limitwords internal/replay golang.org/x/time/rate
 
+	# How a text stands in a Caddyfile is said in one place, for whoever writes one. It knows no Caddy.
+	internal/caddyfile: std
+
 	# What limits mean is said in one place, for the demo and for whoever checks a file
 	# of limits. It is arithmetic: it runs no Shaper and reads no file.
 	internal/limitwords: std shaper internal/exact

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/caddyfile"
 	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
 )
@@ -87,41 +88,53 @@ func Caddy(d *Document, s Setup) (string, error) {
 	var b strings.Builder
 	d.head(&b, "nothing in the limits: the shaper in Caddy is the one of the replay",
 		"the client is what Caddy takes for it, by trusted_proxies and trusted_proxies_strict")
+	files, err := caddyWords(s.Files, caddyfile.Literal)
+	if err != nil {
+		return "", err
+	}
+	key, err := caddyWords(s.Key, caddyfile.Word)
+	if err != nil {
+		return "", err
+	}
+	routes, err := caddyWords(s.Routes, caddyfile.Literal)
+	if err != nil {
+		return "", err
+	}
 	lines := []string{}
 	switch {
 	case d.Goal == "" && !d.Candidates:
-		lines = append(lines, "rules "+caddyWords(s.Files))
+		lines = append(lines, "rules "+files)
 	case len(all) == 1 && all[0].rule == "" && all[0].text != "":
 		lines = append(lines, "limits "+all[0].text)
 	default:
 		fmt.Fprintf(&b, "# Write this into %s:\n#\n", s.Files[len(s.Files)-1])
-		for line := range strings.Lines(yamlOf(all)) {
+		for line := range strings.Lines(strings.ReplaceAll(yamlOf(all), "{$", `{\u0024`)) { // To YAML they are the same.
 			b.WriteString("#\t" + line)
 		}
 		b.WriteString("\n")
-		lines = append(lines, "rules "+caddyWords(s.Files))
+		lines = append(lines, "rules "+files)
 	}
-	lines = append(lines, "key "+caddyWords(s.Key))
+	lines = append(lines, "key "+key)
 	if len(s.Routes) > 0 {
-		lines = append(lines, "routes "+caddyWords(s.Routes))
+		lines = append(lines, "routes "+routes)
 	}
 	if s.IPv6Bits != 64 && slices.Contains(s.Key, "client_ip") {
 		lines = append(lines, "ipv6_bits "+strconv.Itoa(s.IPv6Bits))
 	}
 	b.WriteString("shape {\n\t" + strings.Join(lines, "\n\t") + "\n}\n")
-	return b.String(), nil
+	return caddyfile.Plain(b.String()), nil
 }
 
 // caddyWords returns words as a Caddyfile has them.
-func caddyWords(words []string) string {
-	all := []string{}
-	for _, w := range words {
-		if strings.ContainsAny(w, " \t\"`#") {
-			w = `"` + strings.ReplaceAll(w, `"`, `\"`) + `"`
+func caddyWords(words []string, write func(string) (string, error)) (string, error) {
+	all := make([]string, len(words))
+	for i, w := range words {
+		var err error
+		if all[i], err = write(w); err != nil {
+			return "", err
 		}
-		all = append(all, w)
 	}
-	return strings.Join(all, " ")
+	return strings.Join(all, " "), nil
 }
 
 // yamlOf returns rules as a file of package config.

@@ -138,7 +138,7 @@ func TestALongestWaitLeavesRoomForAllThatLeaveWithinIt(t *testing.T) {
 }
 
 // caddyshaper's tests adapt this file.
-const caddyfile = "../../../../caddyshaper/testdata/replayed.caddyfile"
+const replayedCaddyfile = "../../../../caddyshaper/testdata/replayed.caddyfile"
 
 func TestLimitsAreWrittenForCaddy(t *testing.T) {
 	setup := routed
@@ -148,21 +148,21 @@ func TestLimitsAreWrittenForCaddy(t *testing.T) {
 	d := &Document{Goal: "wait=1s", Found: []Found{{Requests: 5, Found: find.Outcome{Limits: "4/s depth 4 wait 1s"}}}}
 	one, err := Caddy(d, Setup{Files: []string{"shaper.yaml"}, Key: []string{"client_ip"}, IPv6Bits: 64})
 	require.NoError(t, err)
-	d.Found = append(d.Found, Found{Rule: `a"b`, Requests: 5, Found: find.Outcome{Limits: "9/s depth 0"}}, Found{Rule: "c", Requests: 1})
-	several, err := Caddy(d, Setup{Files: []string{"shaper.yaml", "here.yaml"}, Key: []string{"header:X-Api-Key"}})
+	d.Found = append(d.Found, Found{Rule: `a"b{$HOME}`, Requests: 5, Found: find.Outcome{Limits: "9/s depth 0"}}, Found{Rule: "c", Requests: 1})
+	several, err := Caddy(d, Setup{Files: []string{"shaper.yaml", "{$HOME} {env.HOME}.yaml"}, Key: []string{"header:X-Api-Key"}})
 	require.NoError(t, err)
-	require.Contains(t, several, `# Write this into here.yaml:
+	require.Contains(t, several, `# Write this into {$:{$}HOME} {env.HOME}.yaml:
 #
 #	default: 4/s depth 4 wait 1s
 #	limits:
-#	  "a\"b": 9/s depth 0
+#	  "a\"b{\u0024HOME}": 9/s depth 0
 #	  # "c": no rate keeps to the goal
 `)
 	text := "a.example {\n" + all + "}\nb.example {\n" + one + "}\nc.example {\n" + several + "}\n"
 	if os.Getenv("SHAPER_UPDATE_GOLDEN") == "1" {
-		require.NoError(t, os.WriteFile(caddyfile, []byte(text), 0o644))
+		require.NoError(t, os.WriteFile(replayedCaddyfile, []byte(text), 0o644))
 	}
-	golden, err := os.ReadFile(caddyfile)
+	golden, err := os.ReadFile(replayedCaddyfile)
 	require.NoError(t, err)
 	require.Equal(t, string(golden), text)
 }
