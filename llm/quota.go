@@ -34,7 +34,8 @@ type Usage struct {
 
 // Limits returns the limits of a bucket for the quota. Its cost units are millionths of a
 // minute's quota, so its Rate is 1e6 per minute. Its Burst is what the quota allows in
-// the span burst: a minute at most, because providers have buckets of that size. docs/llm.md says
+// the span burst: a minute at most, because providers have buckets of that size. It comes on top of
+// the rate: with 30 s up to 150 % of a minute's quota may leave in a minute. docs/llm.md says
 // how to choose burst; with 0 calls leave evenly spaced, and settling gives hardly anything back.
 // depth is how many calls may wait.
 //

@@ -26,7 +26,8 @@
 // interval is refused. In front of a [net/http.Handler] use [Middleware], which answers
 // refused requests with 429 and a Retry-After in whole seconds, computed from the line and
 // rounded up. For calls to an API use a [Transport], which holds the whole line when the
-// API answers 429 and says for how long.
+// API answers 429 and says for how long. If it allows so many requests in any rolling minute, [Window]
+// returns the Limits that keep to it.
 //
 // To bound how many requests are upstream at the same time as well, set
 // [Limits.InFlight]. A request then leaves only when both the bucket and the cap allow

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -25,6 +26,17 @@ func ExampleParseLimits() {
 	l, err := shaper.ParseLimits("10/min burst 5 depth 20 wait 90s")
 	fmt.Println(l.Rate == rate.Limit(10.0/60), l.Burst, l.Depth, l.MaxWait, err)
 	// Output: true 5 20 1m30s <nil>
+}
+
+// The upstream refuses the 101st request of any minute.
+func ExampleWindow() {
+	l, err := shaper.Window(100, time.Minute, 20)
+	l.Depth = 50
+	fmt.Println(l, err)
+	fmt.Println(shaper.ParseLimits("100 in 1min burst 20 depth 50"))
+	// Output:
+	// 1 per 750250us burst 20 depth 50 slack 20ms <nil>
+	// 1 per 750250us burst 20 depth 50 slack 20ms <nil>
 }
 
 func ExampleShaper_Wait() {
