@@ -250,7 +250,7 @@ func TestAGreatBurstLeavesFewWaitersBehind(t *testing.T) {
 		synctest.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		require.Equal(t, maxSpares, int(s.waiters.head.waiting))
+		require.Equal(t, maxSpares, int(s.waiters.len))
 		count := 0
 		for w := s.waiters.head; w != nil; w = w.next {
 			count++

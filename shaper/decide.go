@@ -15,12 +15,12 @@ import (
 // line costs the memory of its waiters.
 type request struct {
 	ctx      context.Context
-	key      any // told to the hooks of a Group, nil without hooks; of a Shaper WithFairQueue a string, else nil
+	key      any // told to the hooks of a Group, nil without hooks; in a line with an order a string, else nil
 	cost     int64
 	deadline int64 // of ctx, as an instant of the dispatcher's clock; forever: it has none
 	kind     entryKind
 	releases bool   // its caller will say when it has ended, as Acquire and Do do
-	weight   uint16 // of its key, in a Shaper WithFairQueue
+	weight   uint16 // of its key, in a line with an order
 	ahead    int32  // how many it has found in line, if it waits
 
 	// A decision sets these.
@@ -105,13 +105,13 @@ func checkCostAndContext(n int64, ctx context.Context) error {
 	return ctx.Err()
 }
 
-// untilDeadline returns the time from now to the request's deadline; forever if it has
+// untilDeadline returns the time from now to a request's deadline; forever if it has
 // none.
-func (r *request) untilDeadline(now int64) time.Duration {
-	if r.deadline == exact.Forever {
+func untilDeadline(deadline, now int64) time.Duration {
+	if deadline == exact.Forever {
 		return exact.Forever
 	}
-	return timeUntil(r.deadline, now)
+	return timeUntil(deadline, now)
 }
 
 // decideLocked decides upon a request of cost n > 0 that has found its flow:
@@ -199,10 +199,31 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 	case d.phase == draining && d.waiting == 0 && d.onDrain != nil && !d.onDrain(true): // Only a reentry is not refused while the line drains.
 		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed})
 	}
-	if d.mode&modeFair != 0 && r.kind == newcomer && f.waiting() > 0 {
-		return d.fair.admitLocked(d, f, now, r)
+	if d.ordered {
+		return d.admitInOrderLocked(f, now, r)
 	}
 	w := d.enqueueLocked(f, now, r)
+	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
+}
+
+// admitInOrderLocked puts a request into a line with an order, which may refuse another one for it.
+//
+// It is not inlined, so that its frame is not there for others.
+//
+//go:noinline
+func (d *dispatcher) admitInOrderLocked(f *flow, now int64, r *request) decision {
+	var over *waiter
+	if r.kind == newcomer && f.waiting() > 0 {
+		v := f.viewFor(now, r.cost)
+		if over = f.line.outlasting(&v, r); over != nil {
+			f.line.refuseLocked(d, over, now, pushedOut)
+		}
+	}
+	w := d.enqueueLocked(f, now, r)
+	if over != nil {
+		v := f.view()
+		f.line.order.pushedOut(over, v.nextLeavesIn(now, f.line))
+	}
 	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
 }
 
@@ -242,8 +263,8 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 		d.totals.refused.count(why.reason)
 	}
 	d.refusalRing.add(now, r.cost, why)
-	if d.mode&modeFair != 0 {
-		d.fair.keepRefusedLocked(d.refusalRing.count, r.key)
+	if d.keysRefused != nil {
+		d.keepRefusedKeyLocked(r.key)
 	}
 	var err error
 	if r.kind != allow || d.trace.Refused != nil {
@@ -338,10 +359,10 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 		j.refusal = rejection{reason: refusedClosed, retryAfter: f.emptyIn(now)}
 		return j
 	}
-	if d.mode&modeFair != 0 && r.kind == newcomer && f.waiting() > 0 && f.bucket.limits.Depth > 0 {
-		return d.fair.judgeLocked(d, f, now, r)
+	if d.ordered && r.kind == newcomer && f.waiting() > 0 && f.bucket.limits.Depth > 0 {
+		return f.line.order.judge(f, now, r.turn())
 	}
-	v := f.viewFor(d, now, r)
+	v := f.viewFor(now, r.cost)
 	if r.kind != allow {
 		v.findRoom(f.line)
 	}
@@ -362,22 +383,22 @@ func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rej
 	if wait == 0 && !(v.waiting == 0 && v.hasSeat(v.seatsTaken)) {
 		wait = 1 // It is unknown when a seat becomes free; but not now.
 	}
-	if wait > 0 && int(v.waiting) >= v.depthFor(r) {
+	if wait > 0 && v.isFull(r.kind) {
 		why.reason = refusedFull
-		if v.depthFor(r) == 0 {
+		if v.depthFor(r.kind) == 0 {
 			why.also = withoutLine
 		}
-	} else if why = v.lateness(now, wait, r); why.reason == notRefused {
+	} else if why = v.lateness(now, wait, r.deadline); why.reason == notRefused {
 		return wait, why
 	}
-	why.retryAfter = v.retryAfter(now, wait, r)
+	why.retryAfter = v.retryAfter(now, wait, r.deadline, r.kind)
 	return wait, why
 }
 
 // lateness returns the reason to refuse a request that would have to wait for the time wait, or
 // none if wait is not too long. RetryAfter is not set.
-func (v *view) lateness(now int64, wait time.Duration, r *request) (why rejection) {
-	if untilDeadline := r.untilDeadline(now); untilDeadline < exact.Forever && wait >= untilDeadline {
+func (v *view) lateness(now int64, wait time.Duration, deadline int64) (why rejection) {
+	if timeLeft := untilDeadline(deadline, now); timeLeft < exact.Forever && wait >= timeLeft {
 		why.reason, why.also = refusedLate, missedDeadline
 	} else if wait > v.maxWait() {
 		why.reason = refusedLate
@@ -398,8 +419,8 @@ func (f *flow) judgeReentry(now int64, r *request, p phase) (j judgement) {
 	if j.wait == 0 && !(f.waiting() == 0 && f.hasSeat()) {
 		j.wait = 1 // The line is at rest for a while, and so is this one.
 	}
-	if untilDeadline := r.untilDeadline(now); untilDeadline < exact.Forever && j.wait >= untilDeadline {
-		j.refusal = rejection{reason: refusedLate, retryAfter: max(j.wait-untilDeadline+1, v.seatIn(1)), also: missedDeadline}
+	if timeLeft := untilDeadline(r.deadline, now); timeLeft < exact.Forever && j.wait >= timeLeft {
+		j.refusal = rejection{reason: refusedLate, retryAfter: max(j.wait-timeLeft+1, v.seatIn(1)), also: missedDeadline}
 	}
 	return j
 }
@@ -413,12 +434,15 @@ func (p *plan) maxWait() time.Duration {
 }
 
 // depthFor returns how many may wait for a request to enter the line behind them.
-func (v *view) depthFor(r *request) int {
-	if r.kind == allow {
+func (v *view) depthFor(kind entryKind) int {
+	if kind == allow {
 		return 0
 	}
 	return min(v.limits.Depth, math.MaxInt-int(v.placeless)) + int(v.placeless)
 }
+
+// isFull reports whether no more may wait behind those in line.
+func (v *view) isFull(kind entryKind) bool { return int(v.waiting) >= v.depthFor(kind) }
 
 // tooCostly reports whether a request of cost n can never fit: it would hold the bucket
 // beyond the horizon, or it is above Burst and nothing may wait, as Depth is 0. At
@@ -439,11 +463,11 @@ func (p *plan) tooCostly(n int64) bool {
 // deadline; all three only get better with time, each from one instant on. While all
 // seats are taken nothing moves, so then the result is an estimate, no shorter than the
 // one for the next seat.
-func (v *view) retryAfter(now int64, bound time.Duration, r *request) time.Duration {
-	if v.depthFor(r) == 0 {
+func (v *view) retryAfter(now int64, bound time.Duration, deadline int64, kind entryKind) time.Duration {
+	if v.depthFor(kind) == 0 {
 		return v.expected(bound)
 	}
-	timeLeft := max(r.untilDeadline(now), 1) // It may be 0, but to come later than at bound would not help.
+	timeLeft := max(untilDeadline(deadline, now), 1) // It may be 0, but to come later than at bound would not help.
 	wait, after := bound, max(0, bound-v.maxWait(), bound-timeLeft+1)
 	if v.roomPlace > 0 {
 		after = max(after, timeUntil(v.roomLeaves, now), 1) // As leavesIn, but for the seat.
@@ -457,6 +481,11 @@ func (v *view) retryAfter(now int64, bound time.Duration, r *request) time.Durat
 // leavesIn returns how long a request in line has still to wait.
 func (v *view) leavesIn(now int64, w linePlace) time.Duration {
 	return max(timeUntil(w.leaves, now), v.seatIn(w.place), 1) // As it has not left yet.
+}
+
+// nextLeavesIn returns how long it takes until the head of a line leaves.
+func (v *view) nextLeavesIn(now int64, ln *line) time.Duration {
+	return v.leavesIn(now, linePlace{1, v.leavesAfter(v.bucketInstants, 0, ln.head.cost)})
 }
 
 // expected returns for how long a newcomer is expected to wait which has to wait for
@@ -504,11 +533,11 @@ func (f *flow) view() view {
 	}
 }
 
-// viewFor returns the view of a flow for a newcomer, without room.
-func (f *flow) viewFor(d *dispatcher, now int64, r *request) view {
+// viewFor returns the view of a flow for a newcomer of a cost, without room.
+func (f *flow) viewFor(now, cost int64) view {
 	v := f.view()
 	if lv := f.level(); lv != nil {
-		v.placeless = lv.placeless(now, r.cost)
+		v.placeless = lv.placeless(now, cost)
 	}
 	return v
 }

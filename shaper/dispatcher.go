@@ -29,7 +29,7 @@ type dispatcher struct {
 	hasHooks bool // there are hooks in trace
 	keyed    bool // it belongs to a Group, whose flows come and go
 	plain    bool // nothing is attached that decides upon newcomers
-	mode     mode
+	ordered  bool // the line has an order
 	capped   bool // of a Shaper: there is a cap
 
 	mu       sync.Mutex
@@ -55,7 +55,7 @@ type dispatcher struct {
 	seats    seatPool
 	stripes  *refusalStripes // nil: nothing has been published yet
 	watch
-	*modeStates
+	*attachments
 
 	sweepTimer *keyed.Timer // nil: it belongs to a Shaper
 
@@ -66,25 +66,14 @@ type dispatcher struct {
 	onDrain func(waits bool) (goesOn bool)
 }
 
-// A mode is the set of options that make requests be decided upon, or leave, otherwise than
-// by the levels of the dispatcher's own buckets alone. It is one word, so that a dispatcher
-// without such an option asks once for all of them.
-type mode uint8
-
-const (
-	modePlain mode = 0
-	modeFair  mode = 1 << (iota - 1) // WithFairQueue is set: the line has an order, and requests have keys
-)
-
-// modeStates has the fields of dispatchers with some mode.
-type modeStates struct {
-	levels levels     // nil: the levels are the flows' own
-	gate   gate       // nil: none
-	fair   *fairQueue // nil: WithFairQueue is not set
+// attachments are what options attach to a dispatcher, beside the order of its line.
+type attachments struct {
+	levels levels // nil: the levels are the flows' own
+	gate   gate   // nil: none
 }
 
-// plainStates serves all dispatchers without such a mode. It is only read.
-var plainStates modeStates
+// noAttachments serves all dispatchers without any. It is only read.
+var noAttachments attachments
 
 // levels has the state that the levels of a dispatcher have in common: shared_levels.go.
 type levels interface {
@@ -155,15 +144,18 @@ func (d *dispatcher) planOf(l Limits) *plan {
 
 // prepare makes the dispatcher ready for use, with a ticker that may serve others already.
 func (d *dispatcher) prepare(o options, t *ticker) {
-	d.name, d.trace, d.mode = o.name, o.trace, o.mode
+	d.name, d.trace = o.name, o.trace
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
-	d.modeStates = &plainStates
+	d.attachments = &noAttachments
 	d.waiters.most = maxSpares
 	t.serve(d, o.coarse)
-	attached := modeStates{levels: o.shared.newLevels(d), gate: o.newGate(), fair: o.fair}
-	if d.plain = attached == plainStates; !d.plain {
-		d.modeStates = new(modeStates)
-		*d.modeStates = attached
+	attached := attachments{levels: o.shared.newLevels(d), gate: o.newGate()}
+	if d.plain = attached == noAttachments; !d.plain {
+		d.attachments = new(attachments)
+		*d.attachments = attached
+	}
+	if o.fair != nil {
+		d.ordered, d.keysRefused = true, new([keptRefusals]any)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"net/http"
-	"strings"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
@@ -75,7 +74,6 @@ func WithFairQueue(weight func(key string) int) Option { return common{fairOptio
 type fairOption struct{ weight func(key string) int }
 
 func (o fairOption) apply(to *options) {
-	to.mode |= modeFair
 	to.fair = &fairQueue{weight: o.weight}
 }
 
@@ -102,25 +100,27 @@ const maxWeight = 1000
 type fairQueue struct {
 	weight func(key string) int
 
-	turns   fair.Order[*waiter]
-	items   []*fair.Item[*waiter] // of all that wait; waiter.waiting is the index
-	first   *waiter               // the oldest, in the list of all that wait by when they entered; it uses their prev and next
-	latest  *waiter               // the end of the list
-	refused [keptRefusals]any     // the keys of the latest refusals; see refusalRing
-
-	recordings []*Recording // of the Shaper; they are told which requests leave
+	turns  fair.Order[inLine]
+	items  []*fair.Item[inLine] // of all that wait, or are pushed out and have not been told yet; waiter.index is the index
+	first  *waiter              // the oldest, in the list of all that wait by when they entered; it uses their prev and next
+	latest *waiter              // the end of the list
 }
 
-// weigh sets the key of a request if it has none, and its weight. The lock is not held.
-func (q *fairQueue) weigh(r *request) {
-	key, ok := r.key.(string)
+// inLine is a waiter in the line of a key.
+type inLine struct {
+	w          *waiter
+	retryAfter time.Duration // if it has been pushed out
+}
+
+func (q *fairQueue) weigh(key any) (any, uint16) {
+	name, ok := key.(string)
 	if !ok {
-		r.key = ""
+		key = ""
 	}
-	r.weight = 1
-	if q.weight != nil {
-		r.weight = uint16(min(max(q.weight(key), 1), maxWeight))
+	if q.weight == nil {
+		return key, 1
 	}
+	return key, uint16(min(max(q.weight(name), 1), maxWeight))
 }
 
 // newOrder returns q as the order of a line; nil if q is nil.
@@ -131,17 +131,16 @@ func (q *fairQueue) newOrder() order {
 	return q
 }
 
-// keys returns how many keys have a line.
 func (q *fairQueue) keys() int { return q.turns.Keys() }
 
 func (q *fairQueue) push(w *waiter, r turn) {
-	var item *fair.Item[*waiter]
+	var item *fair.Item[inLine]
 	if r.reentry {
-		item = q.turns.PushReentry(r.key, r.weight, r.cost, w)
+		item = q.turns.PushReentry(r.key, r.weight, r.cost, inLine{w: w})
 	} else {
-		item = q.turns.Push(r.key, r.weight, r.cost, w)
+		item = q.turns.Push(r.key, r.weight, r.cost, inLine{w: w})
 	}
-	w.waiting = int32(len(q.items))
+	w.index = int32(len(q.items))
 	q.items = append(q.items, item)
 	if w.prev = q.latest; w.prev == nil {
 		q.first = w
@@ -151,13 +150,15 @@ func (q *fairQueue) push(w *waiter, r turn) {
 	q.latest = w
 }
 
-func (q *fairQueue) remove(w *waiter, departs bool) {
-	if departs {
+func (q *fairQueue) remove(w *waiter, s state) {
+	if s == departed || s == refused { // Close refuses one head after the other, as they would leave.
 		q.turns.Depart()
 	} else {
-		q.turns.Remove(q.items[w.waiting])
+		q.turns.Remove(q.items[w.index])
 	}
-	q.forget(w.waiting)
+	if s != pushedOut {
+		q.forget(w.index)
+	}
 	if w.prev == nil {
 		q.first = w.next
 	} else {
@@ -174,27 +175,27 @@ func (q *fairQueue) remove(w *waiter, departs bool) {
 func (q *fairQueue) forget(i int32) {
 	last := len(q.items) - 1
 	q.items[i] = q.items[last]
-	q.items[i].Value.waiting = i
+	q.items[i].Value.w.index = i
 	q.items[last] = nil
 	if q.items = q.items[:last]; cap(q.items) > 4*max(last, maxSpares) {
-		q.items = append(make([]*fair.Item[*waiter], 0, 2*last), q.items...)
+		q.items = append(make([]*fair.Item[inLine], 0, 2*last), q.items...)
 	}
 }
 
 func (q *fairQueue) giveBack(r turn) { q.turns.GiveBack(r.key, r.cost) }
 
 // waiterOf returns the waiter of an item; nil if that is nil.
-func waiterOf(item *fair.Item[*waiter]) *waiter {
+func waiterOf(item *fair.Item[inLine]) *waiter {
 	if item == nil {
 		return nil
 	}
-	return item.Value
+	return item.Value.w
 }
 
 func (q *fairQueue) head() *waiter          { return waiterOf(q.turns.Head()) }
 func (q *fairQueue) last() *waiter          { return waiterOf(q.turns.Last()) }
 func (q *fairQueue) oldest() *waiter        { return q.first }
-func (q *fairQueue) keyOf(w *waiter) string { return q.items[w.waiting].Key() }
+func (q *fairQueue) keyOf(w *waiter) string { return q.items[w.index].Key() }
 
 func (q *fairQueue) walk() func() *waiter {
 	next := q.turns.Walk()
@@ -207,15 +208,15 @@ func (q *fairQueue) ahead(r turn, without *waiter) (n int32, cost int64) {
 
 // aheadUpTo is ahead for a caller to whom all costs above most are the same: see [fair.Order.AheadUpTo].
 func (q *fairQueue) aheadUpTo(r turn, without *waiter, most int64) (n int32, cost int64) {
-	var item *fair.Item[*waiter]
+	var item *fair.Item[inLine]
 	if without != nil {
-		item = q.items[without.waiting]
+		item = q.items[without.index]
 	}
 	count, cost := q.turns.AheadUpTo(r.key, r.weight, r.cost, r.reentry, item, most)
 	return int32(count), cost
 }
 
-// judgeLocked judges a newcomer that finds requests in line, and may wait.
+// judge judges a newcomer that finds requests in line, and may wait.
 //
 // To find out how many requests leave before the newcomer, each of them must be looked at. So the newcomer
 // is first taken to leave last: if even that is not too late, its exact place does not matter. Otherwise the
@@ -225,46 +226,48 @@ func (q *fairQueue) aheadUpTo(r turn, without *waiter, most int64) (n int32, cos
 // It is not inlined, so that its frame is not there for others.
 //
 //go:noinline
-func (q *fairQueue) judgeLocked(d *dispatcher, f *flow, now int64, r *request) (j judgement) {
-	v := f.viewFor(d, now, r)
+func (q *fairQueue) judge(f *flow, now int64, r turn) (j judgement) {
+	v := f.viewFor(now, r.cost)
 	if v.tooCostly(r.cost) {
 		j.refusal.reason = refusedCostly
 		return j
 	}
-	over := q.outlasting(&v, r)
-	if over == nil && int(v.waiting) >= v.depthFor(r) {
-		j.refusal = rejection{reason: refusedFull, retryAfter: v.nextLeavesIn(now, f.line)}
-		return j
+	var over *waiter
+	if v.isFull(newcomer) {
+		if over = q.outlasting(r); over == nil {
+			j.refusal = rejection{reason: refusedFull, retryAfter: v.nextLeavesIn(now, f.line)}
+			return j
+		}
 	}
 	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
-	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason == notRefused && r.ctx != nil {
+	if j.refusal = v.lateness(now, j.wait, r.deadline); j.refusal.reason == notRefused && !r.forecast {
 		return j
 	}
 	most := int64(exact.Forever)
-	if r.ctx != nil {
+	if !r.forecast {
 		most = v.mostAhead(now, r)
 	}
-	n, ahead := q.aheadUpTo(r.turn(), over, most)
+	n, ahead := q.aheadUpTo(r, over, most)
 	if ahead > most && n > fair.Counted {
-		j.refusal.retryAfter = v.retryAfter(now, j.wait, r) // There may be more of them.
+		j.refusal.retryAfter = v.retryAfter(now, j.wait, r.deadline, newcomer) // There may be more of them.
 		return j
 	}
 	v.waiting, v.ahead = n, ahead
 	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
-	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason != notRefused {
-		j.refusal.retryAfter = v.retryAfter(now, j.wait, r)
+	if j.refusal = v.lateness(now, j.wait, r.deadline); j.refusal.reason != notRefused {
+		j.refusal.retryAfter = v.retryAfter(now, j.wait, r.deadline, newcomer)
 	}
 	return j
 }
 
 // mostAhead returns the greatest cost of requests behind which a request is not too late; -1 if it is
 // too late behind none. It is too late behind all that are in line.
-func (v *view) mostAhead(now int64, r *request) int64 {
+func (v *view) mostAhead(now int64, r turn) int64 {
 	most, tooMuch := int64(-1), v.ahead
 	for tooMuch-most > 1 {
 		middle := most + (tooMuch-most)/2
 		wait := max(timeUntil(v.leavesAfter(v.bucketInstants, middle, r.cost), now), 1)
-		if v.lateness(now, wait, r).reason == notRefused {
+		if v.lateness(now, wait, r.deadline).reason == notRefused {
 			most = middle
 		} else {
 			tooMuch = middle
@@ -273,67 +276,24 @@ func (v *view) mostAhead(now int64, r *request) int64 {
 	return most
 }
 
-// recordInto sets to which recordings departures are told. Without keys there is nothing to tell.
-func (q *fairQueue) recordInto(recordings []*Recording) {
-	if q != nil {
-		q.recordings = recordings
-	}
+func (q *fairQueue) outlasting(r turn) *waiter {
+	return waiterOf(q.turns.Outlasting(r.key, r.weight, r.cost))
 }
 
-// recordLeft tells the recordings of a request whose departure is counted.
-func (q *fairQueue) recordLeft(r *request, at int64) {
-	if len(q.recordings) == 0 {
-		return
-	}
-	key, _ := r.key.(string)
-	if len(key) > maxRecordedKey {
-		key = strings.Clone(key[:maxRecordedKey]) // Else all of it would stay in memory.
-	}
-	for _, recording := range q.recordings {
-		recording.addLeft(departure{at, r.cost, key})
-	}
+func (q *fairQueue) pushedOut(w *waiter, retryAfter time.Duration) {
+	q.items[w.index].Value.retryAfter = retryAfter
 }
 
-// outlasting returns the request in a full line that is refused, so that a newcomer gets its place;
-// nil if there are places, it is the newcomer that is refused, or q is nil.
-func (q *fairQueue) outlasting(v *view, r *request) *waiter {
-	if q == nil || int(v.waiting) < v.depthFor(r) {
-		return nil
-	}
-	t := r.turn()
-	return waiterOf(q.turns.Outlasting(t.key, t.weight, t.cost))
+func (q *fairQueue) refusal(w *waiter) (retryAfter time.Duration) {
+	retryAfter = q.items[w.index].Value.retryAfter
+	q.forget(w.index)
+	return retryAfter
 }
 
-// admitLocked puts a newcomer that judgeLocked has not refused into the line. If the line is full, the
-// request that would leave last is refused.
-//
-// It is not inlined, so that its frame is not there for others.
-//
-//go:noinline
-func (q *fairQueue) admitLocked(d *dispatcher, f *flow, now int64, r *request) decision {
-	v := f.viewFor(d, now, r)
-	over := q.outlasting(&v, r)
-	if over != nil {
-		f.line.refuseLocked(d, over, now, pushedOut)
-	}
-	w := d.enqueueLocked(f, now, r)
-	if over != nil {
-		v = f.view()
-		over.cost = int64(v.nextLeavesIn(now, f.line)) // which its call returns
-	}
-	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
-}
-
-// nextLeavesIn returns how long it takes until the head of a line leaves.
-func (v *view) nextLeavesIn(now int64, ln *line) time.Duration {
-	return v.leavesIn(now, linePlace{1, v.leavesAfter(v.bucketInstants, 0, ln.head.cost)})
-}
-
-// keepRefusedLocked notes the key of the latest of count refusals, if requests have keys.
-func (q *fairQueue) keepRefusedLocked(count uint64, key any) {
-	if q != nil {
-		q.refused[(count-1)%keptRefusals] = key
-	}
+// fairQueue returns the order of the line; nil without [WithFairQueue].
+func (s *Shaper) fairQueue() *fairQueue {
+	q, _ := s.flow.line.order.(*fairQueue)
+	return q
 }
 
 // For returns s as the requests of a key see it. Its methods are the methods of s for requests of the
@@ -346,7 +306,7 @@ func (s *Shaper) For(key string) *KeyLimiter {
 
 // of returns s as the requests of a key see it.
 func (s *Shaper) of(key string) keyOfShaper {
-	if s.fair == nil {
+	if !s.ordered {
 		return keyOfShaper{shaperLimiter{s}, nil}
 	}
 	return keyOfShaper{shaperLimiter{s}, key}
@@ -440,15 +400,16 @@ type KeyLine struct {
 // last of these keys. Without [WithFairQueue] there are none.
 func (s *Shaper) Keys(max int) []KeyLine {
 	s.mustBeMade()
-	if s.fair == nil || max <= 0 {
+	q := s.fairQueue()
+	if q == nil || max <= 0 {
 		return nil
 	}
 	var found []KeyLine
 	for {
 		now := s.lockFlow(&s.flow)
-		n := min(max, s.fair.keys())
+		n := min(max, q.keys())
 		if n <= cap(found) {
-			found = s.fair.appendKeys(found, n, &s.flow, s.origin, now)
+			found = q.appendKeys(found, n, &s.flow, s.origin, now)
 			s.unlockAndArm()
 			return found
 		}
@@ -463,13 +424,14 @@ func (s *Shaper) Keys(max int) []KeyLine {
 // keys and requests there are. Without [WithFairQueue] it returns nil, and with it never.
 func LongestKeys(s *Shaper, max int) []KeyLine {
 	s.mustBeMade()
-	if s.fair == nil {
+	q := s.fairQueue()
+	if q == nil {
 		return nil
 	}
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
 	found := []KeyLine{}
-	for item := range s.fair.turns.Longest() {
+	for item := range q.turns.Longest() {
 		if len(found) >= max {
 			break
 		}
@@ -479,9 +441,9 @@ func LongestKeys(s *Shaper, max int) []KeyLine {
 }
 
 // keyLineOf returns the line of a key at an instant, of its first request. Leaves is not set.
-func keyLineOf(item *fair.Item[*waiter], now int64) KeyLine {
+func keyLineOf(item *fair.Item[inLine], now int64) KeyLine {
 	ln := item.Line()
-	since := item.Value.at
+	since := item.Value.w.at
 	if w := waiterOf(ln.FirstNewcomer); w != nil {
 		since = min(since, w.at)
 	}

@@ -76,7 +76,7 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 	h.limiter = limiter
 	if h.key != nil {
 		s, ok := l.(*Shaper)
-		if !ok || s.fair == nil {
+		if !ok || !s.ordered {
 			panic("shaper: WithKey is for a Middleware in front of a Shaper WithFairQueue; for a bucket for each key use Group.Middleware")
 		}
 		h.limiterFor = func(r *http.Request) (inner, error) { return limiterByKey(s, h.key, r) }

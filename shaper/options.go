@@ -19,7 +19,6 @@ type options struct {
 	name    string
 	trace   Trace
 	coarse  bool
-	mode    mode
 	dryRun  bool
 	block   time.Duration
 	maxKeys int

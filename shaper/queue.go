@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/bits"
 	"sync"
+	"time"
 
 	"example.com/leakybucket/internal/exact"
 )
@@ -25,10 +26,11 @@ type waiter struct {
 	ready  chan struct{}
 	parker *parker
 
-	cost        int64  // if it is pushedOut: its RetryAfter
+	cost        int64
 	at          int64  // when the request entered the line; after its wait, when it was given its slot or refused
 	departureNo uint32 // the bucket's departures when it left, itself included
-	waiting     int32  // how many were in the line just after it left; before that, where the order of the line finds it, if there is an order
+	waiting     int32  // how many were in the line just after it left
+	index       int32  // where the order of the line finds it, if there is one
 	state       state
 	reentry     bool // it was admitted before
 	accounted   bool // the ledger of its bucket has an account of it
@@ -111,8 +113,8 @@ const (
 type order interface {
 	// push puts a waiter in, for a request.
 	push(w *waiter, r turn)
-	// remove takes a waiter out; departs says that it is the head and leaves, and does not give up.
-	remove(w *waiter, departs bool)
+	// remove takes a waiter out, which has the state now. If it is pushedOut, its refusal is asked for later.
+	remove(w *waiter, s state)
 	// giveBack undoes the latest departure, which was the request's.
 	giveBack(r turn)
 
@@ -131,21 +133,38 @@ type order interface {
 	// ahead returns how many of those in line would leave before a request that enters now,
 	// and their cost, saturating. It leaves out a waiter, unless that is nil.
 	ahead(r turn, without *waiter) (n int32, cost int64)
+
+	// weigh returns the key and the weight of a request that comes with a key, or nil. The lock is not held.
+	weigh(key any) (any, uint16)
+	// judge judges a newcomer that finds requests in line, and may wait.
+	judge(f *flow, now int64, r turn) judgement
+	// outlasting returns the waiter that is refused in a full line if a newcomer enters; nil: it is
+	// the newcomer.
+	outlasting(r turn) *waiter
+	// pushedOut is told what the call of such a waiter is to return as its RetryAfter.
+	pushedOut(w *waiter, retryAfter time.Duration)
+	// refusal returns that, once.
+	refusal(w *waiter) (retryAfter time.Duration)
+
+	// keys returns how many keys have requests in line.
+	keys() int
 }
 
 // A turn is the part of a request that an order needs to know. It is a value, because a pointer to a
 // request that is given to an interface would put all requests on the heap.
 type turn struct {
-	key     string
-	weight  int
-	cost    int64
-	reentry bool
+	key      string
+	weight   int
+	cost     int64
+	deadline int64
+	reentry  bool
+	forecast bool // it only asks
 }
 
 // turn returns the request's turn, in a line with an order.
 func (r *request) turn() turn {
 	key, _ := r.key.(string)
-	return turn{key, int(r.weight), r.cost, r.kind == reentry}
+	return turn{key, int(r.weight), r.cost, r.deadline, r.kind == reentry, r.ctx == nil}
 }
 
 // queue is the line of the requests that wait, first in, first out unless it has an order. It is a
@@ -225,7 +244,7 @@ func (q *queue) oldest() *waiter {
 // remove takes a waiter out of the line, wherever it is. s is its new state.
 func (q *queue) remove(w *waiter, s state) {
 	if q.order != nil {
-		q.order.remove(w, s == departed || s == refused) // Close refuses one head after the other, as they would leave.
+		q.order.remove(w, s)
 		q.head = q.order.head()
 	} else {
 		q.unlink(w)
@@ -264,6 +283,15 @@ func (q *queue) giveBack(r *request) (newHead bool) {
 	q.order.giveBack(r.turn())
 	q.head = q.order.head()
 	return q.head != before
+}
+
+// outlasting returns the waiter that would be refused so that a newcomer gets its place; nil if there are
+// places, or the newcomer itself would be refused, or the line has no order.
+func (q *queue) outlasting(v *view, r *request) *waiter {
+	if q.order == nil || !v.isFull(r.kind) {
+		return nil
+	}
+	return q.order.outlasting(r.turn())
 }
 
 // walk returns a function that returns one waiter after the other, in the order in which they
@@ -360,13 +388,14 @@ func (c *costs) total() int64 {
 // [Group]. A [sync.Pool] for the whole process could pass a channel from one testing/synctest
 // bubble to another, and its use there is a fatal error.
 type waiterPool struct {
-	head *waiter // linked by next; the waiting of each is the length of the list from it on
+	head *waiter // linked by next
+	len  int32   // of the list
 
 	// unparked is the parker of the waiters that have none of their own yet. No goroutine
 	// waits on it. nil: no waiter has needed one.
 	unparked *parker
 
-	most int32 // how many there may be
+	most int32 // how many there may be in the list
 }
 
 // maxSpares is how many waiters the pool of a [Shaper] has at most, and the pools of the shards of a
@@ -383,6 +412,7 @@ func (p *waiterPool) take(n, now int64) *waiter {
 		w = new(waiter)
 	} else {
 		p.head, w.next = w.next, nil
+		p.len--
 	}
 	w.state, w.cost, w.at, w.reentry, w.accounted = queued, n, now, false, false
 	return w
@@ -408,11 +438,8 @@ func (p *waiterPool) takeFor(r *request, now int64, waits bool, mu *sync.Mutex) 
 // keep puts a waiter into the pool. The waiter must be out of the line, and its channel
 // must be empty.
 func (p *waiterPool) keep(w *waiter) {
-	w.waiting = 1
-	if p.head != nil {
-		w.waiting += p.head.waiting
-	}
-	if w.waiting <= p.most {
+	if p.len < p.most {
 		w.next, p.head = p.head, w
+		p.len++
 	}
 }

@@ -88,9 +88,7 @@ func (s *Shaper) Record(max int) *Recording {
 	r.remove = func() {
 		s.recordings = without(s.recordings, r)
 		s.recorded = len(s.recordings) > 0
-		s.fair.recordInto(s.recordings)
 	}
-	s.fair.recordInto(s.recordings)
 	return r
 }
 

@@ -33,8 +33,6 @@ type Shaper struct {
 	dispatcher
 	flow      flow
 	ownTicker ticker
-
-	recordings []*Recording // the lock of the dispatcher guards them
 }
 
 // New makes a [Shaper] with limits l. The error comes from [Limits.Validate], or says which
@@ -122,8 +120,8 @@ func (s *Shaper) enter(r *request) decision {
 			return decision{err: err}
 		}
 	}
-	if s.mode&modeFair != 0 {
-		s.fair.weigh(r)
+	if s.ordered {
+		r.key, r.weight = s.flow.line.order.weigh(r.key)
 	}
 	now := int64(time.Since(s.epoch))
 	if p := s.published.Load(); p != nil {
@@ -173,8 +171,8 @@ func (s *Shaper) askAndAnnounce(r *request) decision {
 // recordDecisionLocked adds a request to all recordings, with the decision.
 func (s *Shaper) recordDecisionLocked(now int64, r *request, dec decision) {
 	s.recordLocked(s.recordings, now, r, dec)
-	if s.mode&modeFair != 0 && dec.event == departedEvent {
-		s.fair.recordLeft(r, now)
+	if dec.event == departedEvent {
+		s.recordLeftLocked(r, now)
 	}
 }
 
@@ -221,8 +219,8 @@ func (s *Shaper) forecast(r *request) (wait time.Duration, err error) {
 	if r.cost == 0 {
 		return 0, nil
 	}
-	if s.mode&modeFair != 0 {
-		s.fair.weigh(r)
+	if s.ordered {
+		r.key, r.weight = s.flow.line.order.weigh(r.key)
 	}
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
@@ -242,8 +240,8 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.D
 		err := j.refusal.value()
 		return 0, &err
 	}
-	v := f.viewFor(d, now, r)
-	v.waiting, _ = f.lineOrNone().before(r, d.fair.outlasting(&v, r))
+	v, ln := f.viewFor(now, r.cost), f.lineOrNone()
+	v.waiting, _ = ln.before(r, ln.outlasting(&v, r))
 	return v.expected(j.wait), nil
 }
 

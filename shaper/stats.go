@@ -162,8 +162,8 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if until := f.keptOutUntil(); now < until {
 		st.BlockedUntil = d.timeOf(until)
 	}
-	if d.fair != nil {
-		st.Keys = d.fair.keys()
+	if d.ordered {
+		st.Keys = f.line.order.keys()
 		if w := f.line.oldest(); w != nil {
 			st.OldestWait = time.Duration(now - w.at)
 		}

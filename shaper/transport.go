@@ -209,7 +209,7 @@ func (t Transport) limiterOf(r *http.Request, n int) (inner, error) {
 	}
 	s.mustBeMade()
 	switch {
-	case s.fair == nil:
+	case !s.ordered:
 		return nil, errKeyOfTransport
 	case n == 0:
 		return shaperLimiter{s}, nil

@@ -2,7 +2,6 @@ package shaper
 
 import (
 	"context"
-	"time"
 
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
@@ -142,9 +141,6 @@ func (r *request) takeOutcome(d *dispatcher, f *flow, w *waiter) (at int64, dec 
 		if w.accounted {
 			r.with.account.leave(w)
 		}
-		if d.mode&modeFair != 0 {
-			d.fair.recordLeft(r, at)
-		}
 	} else {
 		dec.event, dec.err = refusedEvent, r.rejectInLineLocked(d, f, w)
 	}
@@ -163,12 +159,14 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 			why = lv.waitedTooLong(w.at)
 		}
 	case pushedOut:
-		why = rejection{reason: refusedFull, retryAfter: time.Duration(w.cost)}
+		why = rejection{reason: refusedFull, retryAfter: f.line.order.refusal(w)}
 	}
 	d.countRefusalLocked(f, r.entered, w.at, why.reason)
 	if !d.keyed { // A Group knows the key, and logs it itself.
 		d.keepRefusalLocked(w.at, r.cost, why)
-		d.fair.keepRefusedLocked(d.refusalRing.count, r.key)
+		if d.keysRefused != nil {
+			d.keepRefusedKeyLocked(r.key)
+		}
 	}
 	err := why.value()
 	return &err
@@ -193,7 +191,7 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 		if lv != nil {
 			lv.giveBack(w)
 		}
-		if d.mode&modeFair != 0 && f.bucket.departures == w.departureNo && f.line.giveBack(r) {
+		if d.ordered && f.bucket.departures == w.departureNo && f.line.giveBack(r) {
 			// The new head has had its slot, as its key has the turn. But it may have come since.
 			f.notBefore(f.line.head.at)
 		}
@@ -206,6 +204,8 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 		if f.capped() {
 			f.freeSeat(now)
 		}
+	case pushedOut:
+		f.line.order.refusal(w)
 	}
 	select {
 	case <-w.ready: // The news of the slot, or of the end of the context, was not received.

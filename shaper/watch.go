@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
@@ -15,6 +16,9 @@ type watch struct {
 	totals      *totals      // of all keys together; nil: it belongs to a Shaper
 	measures    *measures    // nil: no request has waited yet
 	refusalRing *refusalRing // nil: no request has been refused yet
+
+	keysRefused *[keptRefusals]any // the keys of refusalRing; nil: requests have no keys that it knows
+	recordings  []*Recording       // of a Shaper
 }
 
 // totals are the counts of all flows of a [Group] together, which outlive the flows. A
@@ -102,6 +106,11 @@ func (o *watch) keepRefusalLocked(at, cost int64, why rejection) {
 	o.refusalRingLocked().add(at, cost, why)
 }
 
+// keepRefusedKeyLocked notes the key of the latest refusal, if requests have keys.
+func (o *watch) keepRefusedKeyLocked(key any) {
+	o.keysRefused[(o.refusalRing.count-1)%keptRefusals] = key
+}
+
 // refusalRingLocked returns the refusalRing of a dispatcher, and makes it if there is none.
 func (o *watch) refusalRingLocked() *refusalRing {
 	if o.refusalRing == nil {
@@ -179,6 +188,20 @@ func (o *watch) recordLocked(into []*Recording, now int64, r *request, dec decis
 	}
 }
 
+// recordLeftLocked tells the recordings of a departure that is counted, if requests have keys.
+func (o *watch) recordLeftLocked(r *request, at int64) {
+	if len(o.recordings) == 0 || o.keysRefused == nil {
+		return
+	}
+	key, _ := r.key.(string)
+	if len(key) > maxRecordedKey {
+		key = strings.Clone(key[:maxRecordedKey]) // Else all of it would stay in memory.
+	}
+	for _, recording := range o.recordings {
+		recording.addLeft(departure{at, r.cost, key})
+	}
+}
+
 // endedLocked is told of the end, at an instant, of a request that has waited. A refusal has been
 // counted with its reason.
 func (o *watch) endedLocked(f *flow, r *request, at int64, dec *decision) {
@@ -187,6 +210,7 @@ func (o *watch) endedLocked(f *flow, r *request, at int64, dec *decision) {
 	case departedEvent:
 		o.countDepartureLocked(f, r.entered, waited)
 		o.measureWaitLocked(waited)
+		o.recordLeftLocked(r, at)
 	case abandonedEvent:
 		o.countAbandonmentLocked(f, r.entered)
 	}
@@ -314,8 +338,8 @@ func (s *Shaper) Refusals() []Refusal {
 	var keys [keptRefusals]any
 	found := s.latestRefusals(func() {
 		others = s.stripes.latest(&s.dispatcher)
-		if s.fair != nil {
-			keys = s.fair.refused
+		if s.keysRefused != nil {
+			keys = *s.keysRefused
 		}
 	})
 	found = append(found, others...)
