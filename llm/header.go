@@ -2,6 +2,7 @@ package llm
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"io"
 	"math"
@@ -13,6 +14,9 @@ import (
 
 // longest is the longest time that a response can ask for. A Transport bounds it further.
 const longest = 365 * 24 * time.Hour
+
+// usualHold is for how long a 429 asks that does not say.
+const usualHold = time.Second
 
 // refusalKept is how much of the body of a refusal is looked at.
 const refusalKept = 64 << 10
@@ -50,9 +54,9 @@ func number(text string) (n int, ok bool) {
 
 // holdFor returns for how long a refusal asks callers to hold back. What counts is, in this order,
 // retry-after-ms, which OpenAI's clients prefer to retry-after, then retry-after, then what the body says, and at
-// last the latest reset of the limits of which nothing remains. A response that says nothing of these asks for
-// nothing, for a guess would hold too long or too short. Only a 429 is about limits: what a 529 or a 503 says
-// about them does not tell when the overload is over.
+// last the latest reset of the limits of which nothing remains. A 429 that says nothing of these asks for usualHold: whoever
+// goes on at once is refused again, and some providers count that. Another response then asks for nothing, as only a 429 is about
+// limits: what a 529 or a 503 says about them does not tell when the overload is over.
 func holdFor(r *http.Response, limits []limitFields, inBody func([]byte) time.Duration) time.Duration {
 	switch r.StatusCode {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable, statusOverloaded:
@@ -80,7 +84,7 @@ func holdFor(r *http.Response, limits []limitFields, inBody func([]byte) time.Du
 			latest = max(latest, untilReset(r.Header.Get(l.reset), now))
 		}
 	}
-	return latest
+	return cmp.Or(latest, usualHold)
 }
 
 // dateOf returns the instant of a response by the clock that its other instants are of. The clock of this machine

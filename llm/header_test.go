@@ -117,18 +117,18 @@ func TestHowLongARefusalAsksToHoldBack(t *testing.T) {
 		{"negative milliseconds", openAIClient, llm.OpenAI, 429, fields("retry-after-ms", "-1", "retry-after", "0.5"), "", 500 * time.Millisecond},
 		{"seconds", rfc9110, llm.OpenAI, 429, fields("retry-after", "20"), "", 20 * time.Second},
 		{"seconds with a fraction", openAIClient, llm.OpenAI, 429, fields("retry-after", "0.25"), "", 250 * time.Millisecond},
-		{"no number", openAIClient, llm.OpenAI, 429, fields("retry-after", "NaN"), "", 0},
-		{"infinite", openAIClient, llm.OpenAI, 429, fields("retry-after", "+Inf"), "", 0},
+		{"no number", openAIClient, llm.OpenAI, 429, fields("retry-after", "NaN"), "", time.Second},
+		{"infinite", openAIClient, llm.OpenAI, 429, fields("retry-after", "+Inf"), "", time.Second},
 		{"more than there is", openAIClient, llm.OpenAI, 429, fields("retry-after", "1e100"), "", 365 * 24 * time.Hour},
 		{"a date", rfc9110, llm.Anthropic, 429, fields("retry-after", "Thu, 21 Aug 2025 12:41:07 GMT"), "", 7 * time.Second},
-		{"a date that has passed", rfc9110, llm.Anthropic, 429, fields("retry-after", "Thu, 21 Aug 2025 12:40:07 GMT"), "", 0},
+		{"a date that has passed", rfc9110, llm.Anthropic, 429, fields("retry-after", "Thu, 21 Aug 2025 12:40:07 GMT"), "", time.Second},
 		{"the reset of what is used up", openAIGuide, llm.OpenAI, 429, fields("x-ratelimit-remaining-requests", "0", "x-ratelimit-reset-requests", "1s"), "", time.Second},
 		{"in minutes", openAIGuide, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "6m0s"), "", 6 * time.Minute},
 		{"in milliseconds", openAIGuide, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "12ms"), "", 12 * time.Millisecond},
 		{"with a fraction", groq, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "2m59.56s"), "", 179_560 * time.Millisecond},
 		{"in seconds without a unit", azure, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "37"), "", 37 * time.Second},
-		{"unknown", azure, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "-1", "x-ratelimit-reset-tokens", "0"), "", 0},
-		{"what is not used up does not count", openAIGuide, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "10", "x-ratelimit-reset-tokens", "6m0s"), "", 0},
+		{"unknown", azure, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "-1", "x-ratelimit-reset-tokens", "0"), "", time.Second},
+		{"what is not used up does not count", openAIGuide, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "10", "x-ratelimit-reset-tokens", "6m0s"), "", time.Second},
 		{
 			"the later of two", openAIGuide, llm.OpenAI, 429,
 			fields("x-ratelimit-remaining-requests", "0", "x-ratelimit-reset-requests", "1s", "x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "20s"),
@@ -145,7 +145,7 @@ func TestHowLongARefusalAsksToHoldBack(t *testing.T) {
 		},
 		{
 			"RFC 3339 in the past", anthropicSeen, llm.Anthropic, 429,
-			fields("anthropic-ratelimit-tokens-remaining", "0", "anthropic-ratelimit-tokens-reset", "2025-08-21T12:40:59Z"), "", 0,
+			fields("anthropic-ratelimit-tokens-remaining", "0", "anthropic-ratelimit-tokens-reset", "2025-08-21T12:40:59Z"), "", time.Second,
 		},
 		{"Anthropic's retry-after", anthropicDocs, llm.Anthropic, 429, fields("retry-after", "13"), "", 13 * time.Second},
 		{"overloaded", anthropicDocs, llm.Anthropic, 529, nil, `{"type":"error","error":{"type":"overloaded_error"}}`, 0},
@@ -158,12 +158,12 @@ func TestHowLongARefusalAsksToHoldBack(t *testing.T) {
 		{"RetryInfo with a fraction", geminiRefusal, llm.Gemini, 429, nil, delay("47.434392449s"), 47_434_392_449},
 		{"RetryInfo of hours", geminiWholeDay, llm.Gemini, 429, nil, delay("10h17m5.7s"), 10*time.Hour + 17*time.Minute + 5700*time.Millisecond},
 		{"RetryInfo in an array", ours, llm.Gemini, 429, nil, "[" + delay("46s") + "\n]", 46 * time.Second},
-		{"RetryInfo of nothing", ours, llm.Gemini, 429, nil, delay("-4s"), 0},
-		{"RetryInfo without a unit", ours, llm.Gemini, 429, nil, delay("46"), 0},
-		{"another body", ours, llm.Gemini, 429, nil, "<html>", 0},
-		{"an array of something else", ours, llm.Gemini, 429, nil, "[7]", 0},
+		{"RetryInfo of nothing", ours, llm.Gemini, 429, nil, delay("-4s"), time.Second},
+		{"RetryInfo without a unit", ours, llm.Gemini, 429, nil, delay("46"), time.Second},
+		{"another body", ours, llm.Gemini, 429, nil, "<html>", time.Second},
+		{"an array of something else", ours, llm.Gemini, 429, nil, "[7]", time.Second},
 		{"overloaded Gemini", geminiRefusal, llm.Gemini, 503, nil, `{"error":{"code":503,"status":"UNAVAILABLE"}}`, 0},
-		{"Bedrock", bedrockErrors, llm.Bedrock, 429, fields("x-amzn-errortype", "ThrottlingException"), `{"message":"Too many tokens"}`, 0},
+		{"Bedrock", bedrockErrors, llm.Bedrock, 429, fields("x-amzn-errortype", "ThrottlingException"), `{"message":"Too many tokens"}`, time.Second},
 		{"an answer", ours, llm.OpenAI, 200, fields("retry-after", "20"), "", 0},
 		{"an error", ours, llm.OpenAI, 500, fields("retry-after", "20"), "", 0},
 	} {
@@ -199,13 +199,13 @@ func zipped(text string) string {
 func TestARefusalStaysReadable(t *testing.T) {
 	long := `{"error":{}}` + strings.Repeat(" ", 1<<20)
 	r := &http.Response{StatusCode: 429, Header: http.Header{}, Body: io.NopCloser(io.MultiReader(strings.NewReader(long), iotest.ErrReader(errBroken)))}
-	require.Zero(t, llm.Gemini.HoldFor(r))
+	require.Equal(t, time.Second, llm.Gemini.HoldFor(r))
 	read, err := io.ReadAll(r.Body)
 	require.Equal(t, errBroken, err)
 	require.True(t, long == string(read))
 
 	r.Body = nil
-	require.Zero(t, llm.Gemini.HoldFor(r))
+	require.Equal(t, time.Second, llm.Gemini.HoldFor(r))
 }
 
 func FuzzHoldFor(f *testing.F) {

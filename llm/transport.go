@@ -13,7 +13,7 @@ import (
 // compressed by gzip are read as well, up to 16 MiB of what they hold.
 //
 // A call that is refused with 429 has taken nothing, and one that is answered with 401, 403 or 404 a request's share, as no
-// model has run. If a refusal says for how long to hold back, all calls wait; a
+// model has run. After a 429 all calls wait for as long as it says, or a second if it does not; a
 // 529 or 503 that does not say so holds nothing. What a response says is left goes to [shaper.Shaper.AtMost].
 //
 // The limits of s are those of [Quota.Limits]. The fields of the Transport may be changed before

@@ -225,7 +225,7 @@ func TestACallForWhichNoModelRanTakesARequestsShare(t *testing.T) {
 
 // A refused call has taken nothing, and all others wait until the provider wants more.
 func TestARefusalHoldsTheLineAndCostsNothing(t *testing.T) {
-	for i, said := range []time.Duration{20 * time.Second, 20 * time.Second, 20 * time.Second, 0} {
+	for i, said := range []time.Duration{20 * time.Second, 20 * time.Second, 20 * time.Second, time.Second} {
 		d := dialects[i]
 		d.Left = nil
 		synctest.Test(t, func(t *testing.T) {
@@ -243,9 +243,30 @@ func TestARefusalHoldsTheLineAndCostsNothing(t *testing.T) {
 			start := time.Now()
 			status := p.call(t, llmtest.Call{Input: 100, Most: 100})
 			require.Equal(t, said, time.Since(start).Round(time.Millisecond), string(d.Dialect))
-			if said > 0 {
+			if said > time.Second {
 				require.Equal(t, http.StatusOK, status)
 			}
+		})
+	}
+}
+
+// A 429 that does not say when to come back is held for a second and sent again, as the gateway does.
+func TestARefusalWithoutATimeIsSentAgainAfterASecond(t *testing.T) {
+	for _, d := range dialects {
+		synctest.Test(t, func(t *testing.T) {
+			attempts := 0
+			p := newPaced(t, d, llm.Quota{Requests: 1000}, time.Minute, nil)
+			p.Retry = true
+			p.Base = roundTrip(func(r *http.Request) (*http.Response, error) {
+				if attempts++; attempts == 1 {
+					return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+				}
+				return p.server.RoundTrip(r)
+			})
+			begun := time.Now()
+			require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 100, Most: 100}), d.Dialect)
+			require.Equal(t, 2, attempts)
+			require.Equal(t, time.Second, time.Since(begun))
 		})
 	}
 }
@@ -330,3 +351,8 @@ func TestARequestThatCannotBeEstimated(t *testing.T) {
 		require.Zero(t, p.server.Stats())
 	})
 }
+
+// A roundTrip is a RoundTripper.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -301,7 +301,8 @@ func (o rateLimitFields) applyMiddleware(to *middlewareOptions) { to.rateLimitFi
 // While the line is held no units are free, and while the bucket is blocked ([WithBlock])
 // r is 0. With [Limits.InFlight], which q does not include, at most as many units are free
 // as seats, except in a dry run, where no request has one. Units and places are added as if
-// each request cost 1. In a refusal t is the Retry-After of [WriteError] if there is
+// each request cost 1, and units count whoever waits, as a newcomer is admitted behind them:
+// [Stats].Free says what may leave at once. In a refusal t is the Retry-After of [WriteError] if there is
 // one; otherwise t is the time until the level is 0. Times are whole seconds, rounded
 // up. The numbers come from [Shaper.Stats] just after the decision.
 //

@@ -100,6 +100,9 @@ func (w *world) send(by http.RoundTripper) (refused bool, after time.Duration) {
 	response := rivals.Must(by.RoundTrip(llmtest.NewRequest(context.Background(), w.dialect, call)))
 	defer response.Body.Close()
 	refused, after = response.StatusCode == http.StatusTooManyRequests, w.known.HoldFor(response)
+	if w.dialect == llmtest.Bedrock {
+		after = 0 // Its refusals do not say, and package llm's guess is not what callers do by themselves.
+	}
 	rivals.Must(io.Copy(io.Discard, response.Body))
 	return refused, after
 }

@@ -20,7 +20,6 @@ const (
 	refusalKept     = 64 << 10        // bytes of a refusal; a longer one is passed on as it comes
 	refusalPatience = 5 * time.Second // for the body of a refusal; then it is cut off
 	longestPause    = time.Minute     // that a refusal may ask for
-	usualPause      = time.Second     // if a 429 does not say
 
 	statusOverloaded = 529 // Anthropic's and others' for an overload; net/http has no name for it
 )
@@ -192,9 +191,6 @@ func (a *answer) readRefusal() {
 	if a.status == http.StatusTooManyRequests {
 		c.g.config.Ledger.providerRefused()
 		c.g.faults.note("the provider has refused a call with 429", a.status)
-		if a.pause <= 0 {
-			a.pause = usualPause
-		}
 	}
 	if a.pause = min(a.pause, longestPause); a.pause > 0 {
 		c.g.config.Line().Hold(a.pause)

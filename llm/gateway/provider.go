@@ -46,7 +46,9 @@ func compatible() llm.Provider {
 var limitFields = []string{"X-Ratelimit-", "X-Ratelimitbysize-", "Ratelimitbysize-", "Anthropic-Ratelimit-", "Llm_provider-X-Ratelimit-"}
 
 // setLeft replaces the fields that say what is left of the provider's limits by fields of the gateway's bucket: a caller
-// that heeds them must not do so for what others have taken.
+// that heeds them must not do so for what others have taken. What is left is [shaper.Stats].Free, what may leave at once: nothing
+// while calls wait, while the line is held, or while as many calls run as may. All of it is left when the bucket has drained and no
+// hold lasts.
 func (g *Gateway) setLeft(h http.Header) {
 	for field := range h {
 		if slices.ContainsFunc(limitFields, func(begin string) bool { return strings.HasPrefix(field, begin) }) {
@@ -57,14 +59,8 @@ func (g *Gateway) setLeft(h http.Header) {
 		return
 	}
 	st := g.config.Line().Stats()
-	free := min(max(0, float64(max(1, st.Limits.Burst))-st.Level), g.minute())
-	if st.Waiting > 0 || !st.HeldUntil.IsZero() {
-		free = 0
-	}
-	full := time.Duration(st.Level / float64(st.Limits.Rate) * float64(time.Second))
-	if !st.HeldUntil.IsZero() {
-		full += time.Until(st.HeldUntil)
-	}
+	free := min(float64(st.Free), g.minute())
+	full := max(0, time.Until(st.EmptyAt), time.Until(st.HeldUntil))
 	q := g.config.Quota
 	for _, of := range []struct {
 		kind  llm.Kind

@@ -241,14 +241,16 @@ func TestTheFieldsAboutLimitsAreThoseOfTheBucket(t *testing.T) {
 	}
 }
 
-// While a call waits, or the line is held, nothing is left that another could have at once.
+// While a call waits, the line is held, as many calls run as may, or no more may come, nothing is left that another could have at once.
 func TestNothingIsLeftWhileACallWaitsOrTheLineIsHeld(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, g *rig){
 		"a call waits": func(t *testing.T, g *rig) {
 			go func() { _ = g.line.For("batch").WaitN(t.Context(), g.line.Stats().Limits.Burst) }()
 		},
 		"held":    func(_ *testing.T, g *rig) { g.line.Hold(time.Minute) },
+		"closed":  func(t *testing.T, g *rig) { require.NoError(t, g.line.Close()) },
 		"neither": func(*testing.T, *rig) {},
+		"no seat": func(*testing.T, *rig) {},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var g *rig
@@ -256,9 +258,13 @@ func TestNothingIsLeftWhileACallWaitsOrTheLineIsHeld(t *testing.T) {
 				prepare(t, g)
 				synctest.Wait()
 				w.WriteHeader(200)
-			}), nil)
+			}), func(_ *gateway.Config, l *shaper.Limits) {
+				if name == "no seat" {
+					l.InFlight = 1
+				}
+			})
 			w := g.call("gold", request(t.Context(), "openai", 50, 10, false))
-			want := map[string][2]string{"a call waits": {"0", "1.2s"}, "held": {"0", "1m1.2s"}, "neither": {"24", "1.2s"}}[name]
+			want := map[string][2]string{"a call waits": {"0", "1.2s"}, "closed": {"0", "1.2s"}, "no seat": {"0", "1.2s"}, "held": {"0", "1m0s"}, "neither": {"24", "1.2s"}}[name]
 			require.Equal(t, want, [2]string{w.Header().Get("X-Ratelimit-Remaining-Requests"), w.Header().Get("X-Ratelimit-Reset-Requests")}, name)
 			time.Sleep(time.Hour)
 		})

@@ -88,7 +88,7 @@ func TestACallThatDoesNotFitIsRefused(t *testing.T) {
 		{500, 2000, 3, 20 * time.Second, 20 * time.Second, llm.OpenAI},
 		{2000, 1, 2, 20 * time.Millisecond, time.Second, llm.Anthropic}, // 2,001 with the output; whole seconds
 		{2000, 1, 3, 20 * time.Second, 20 * time.Second, llm.Gemini},
-		{500, 1500, 4, 10 * time.Second, 0, llm.Bedrock}, // 1,250 when the call has ended
+		{500, 1500, 4, 10 * time.Second, time.Second, llm.Bedrock}, // 1,250 when the call has ended; it does not say
 	} {
 		d := dialects[i]
 		t.Run(string(d), func(t *testing.T) {
