@@ -497,6 +497,26 @@ func TestABucketWithALineIsNotDeleted(t *testing.T) {
 	})
 }
 
+// What a settle gives back drains no more, and what it charges drains, too.
+func TestABucketWhoseRequestsWereSettledIsDeletedThen(t *testing.T) {
+	for actual, drains := range map[int]time.Duration{0: time.Minute, 3: 3 * time.Hour, 30: 30 * time.Hour} {
+		playKeys(t, "1/h burst 24", func(g *groupStage) {
+			settle, err := g.Reserve(context.Background(), "a", 24)
+			require.NoError(t, err)
+			g.at(time.Minute - ns)
+			require.Contains(t, g.levels(), "a")
+			g.at(time.Minute)
+			settle(actual)
+			if actual == 0 {
+				g.gone()
+				g.alone()
+				return
+			}
+			g.isThereUntil(drains)
+		})
+	}
+}
+
 // The level of the requests given back drains no more.
 func TestABucketWhoseWaitersGaveUpIsDeletedSooner(t *testing.T) {
 	playKeys(t, "1/h depth 9", func(g *groupStage) {
