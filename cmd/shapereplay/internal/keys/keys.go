@@ -163,7 +163,7 @@ func (m *Maker) StrangersAreMost() bool {
 
 // client returns the client with a name, which is an address in nearly every log.
 func (m *Maker) client(name string) client {
-	return m.clients.get(name, func() client {
+	return m.clients.get(name, len(name), func() client {
 		stranger := client{part: name, key: shaper.Join(name)}
 		if _, err := netip.ParseAddr(name); err != nil {
 			return stranger
@@ -193,13 +193,19 @@ func hostname(host string) string {
 // A memo remembers the results for values that stand in many lines of a log.
 type memo[K comparable, V any] struct{ kept map[K]V }
 
-// maxKept is how many things a memo remembers. Then it begins anew.
-const maxKept = 1 << 16
+const (
+	maxKept     = 1 << 16 // how many things a memo remembers; then it begins anew
+	longestKept = 512     // bytes of a thing; longer ones seldom come again, and one may be a mebibyte
+)
 
-func (m *memo[K, V]) get(k K, compute func() V) V {
+// get returns the result for k, which has so many bytes.
+func (m *memo[K, V]) get(k K, bytes int, compute func() V) V {
 	v, ok := m.kept[k]
 	if ok {
 		return v
+	}
+	if bytes > longestKept {
+		return compute()
 	}
 	if m.kept == nil || len(m.kept) >= maxKept {
 		m.kept = make(map[K]V)
@@ -215,7 +221,7 @@ type target struct{ method, host, path string }
 // route returns the pattern that a request fits, as an [http.ServeMux] decides, or "".
 func (m *Maker) route(record *accesslog.Record) string {
 	at := target{record.Method, record.Host, record.Path}
-	return m.routes.get(at, func() string {
+	return m.routes.get(at, len(at.method)+len(at.host)+len(at.path), func() string {
 		address, err := url.ParseRequestURI(at.path)
 		if err != nil {
 			address = &url.URL{Path: at.path}

@@ -2,6 +2,8 @@ package keys_test
 
 import (
 	"net/http"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -61,4 +63,23 @@ func TestKeysAreThoseOfTheRequests(t *testing.T) {
 			require.Equal(t, client, address)
 		}
 	}
+}
+
+// Whoever sends names and paths of a mebibyte would otherwise fill the memory of whoever replays the log.
+func TestLongNamesAndPathsAreNotHeld(t *testing.T) {
+	maker, err := keys.New([]string{"route", "client_ip"}, http.NewServeMux(), 64)
+	require.NoError(t, err)
+	inUse := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := inUse()
+	for i := range 32 {
+		long := strconv.Itoa(i) + strings.Repeat("x", 1<<20)
+		maker.Of(&accesslog.Record{Method: "GET", Path: "/" + long, Client: long})
+	}
+	require.Less(t, inUse(), before+16<<20, "bytes in use")
+	runtime.KeepAlive(maker)
 }
