@@ -313,7 +313,7 @@ func (s *Shaper) of(key string) keyOfShaper {
 }
 
 // limiterByKey returns s as a request with the key that a function returns sees it.
-func limiterByKey(s *Shaper, key KeyFunc, r *http.Request) (inner, error) {
+func (s *Shaper) limiterByKey(key KeyFunc, r *http.Request) (inner, error) {
 	k, err := key(r)
 	if err != nil {
 		return nil, &keyError{err}

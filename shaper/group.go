@@ -130,7 +130,7 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	g.limited = keyed.NewLimited[K](g.seed)
 	g.drain.ended = make(chan struct{})
 	g.endless = planOf(Limits{Rate: rate.Inf})
-	makeShards(g, o)
+	g.makeShards(o)
 	return g, nil
 }
 
@@ -221,7 +221,7 @@ func (p *placement[K]) mayDryRun() bool { return p.spill.letsAllThrough() }
 
 // makeShards makes the shards of a Group. With a [Bucket] there is one: the round trips take
 // the time there, and one place knows the Bucket's servers.
-func makeShards[K comparable](g *Group[K], o options) {
+func (g *Group[K]) makeShards(o options) {
 	n := 1
 	if !o.shared.asked {
 		n = shardsFor(runtime.GOMAXPROCS(0))
@@ -230,13 +230,13 @@ func makeShards[K comparable](g *Group[K], o options) {
 		g.all = make([]*keyShard[K], 1)
 	}
 	for i := range g.all {
-		g.all[i] = newShard(g, o)
+		g.all[i] = g.newShard(o)
 	}
 	g.shards, g.spill = g.all[:n], g.all[len(g.all)-1]
 }
 
 // newShard makes a shard.
-func newShard[K comparable](g *Group[K], o options) *keyShard[K] {
+func (g *Group[K]) newShard(o options) *keyShard[K] {
 	s := &keyShard[K]{group: g, table: keyed.NewTable[K, flow](&g.counts), overrides: keyed.NewOverrides[K, Limits](&g.overridden)}
 	s.prepare(o, &g.ticker)
 	s.keyed, s.totals = true, new(totals)
@@ -256,29 +256,20 @@ func (s *keyShard[K]) endlessLocked(field **keyedFlow[K]) *keyedFlow[K] {
 	return *field
 }
 
-// An ofKey is a key of a [Group] with its shard.
-type ofKey[K comparable] struct {
-	s   *keyShard[K]
-	key K
-}
-
-// of returns the ofKey of a key that is in the shard.
-func (s *keyShard[K]) of(key K) ofKey[K] { return ofKey[K]{s, key} }
-
 // tableFull reports whether no further key may have a bucket of its own now.
-func tableFull[K comparable](g *Group[K]) bool { return g.counts.Heavy.Load() >= g.maxKeys }
+func (g *Group[K]) tableFull() bool { return g.counts.Heavy.Load() >= g.maxKeys }
 
 // errEmptyBucketKey is for a key function of [WithBuckets] that breaks its contract.
 var errEmptyBucketKey = errors.New("the key function of WithBuckets has returned an empty key")
 
 // bucketKey returns the [Bucket]'s key of a key; none without a Bucket. The lock is not
 // held.
-func (k ofKey[K]) bucketKey() (levelKey, error) {
-	g := k.s.group
+func (s *keyShard[K]) bucketKey(key K) (levelKey, error) {
+	g := s.group
 	if g.bucketKey == nil {
 		return levelKey{}, nil
 	}
-	name := g.bucketKey(k.key)
+	name := g.bucketKey(key)
 	if name == "" {
 		return levelKey{}, &limitsError{errEmptyBucketKey}
 	}

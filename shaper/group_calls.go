@@ -11,7 +11,7 @@ import (
 
 // Wait is shorthand for WaitN(ctx, key, 1).
 func (g *Group[K]) Wait(ctx context.Context, key K) error {
-	_, _, err := waitIn(g, key, &request{ctx: ctx, cost: 1}) // WaitN would be one more frame on each waiter's stack.
+	_, _, err := g.wait(key, &request{ctx: ctx, cost: 1}) // WaitN would be one more frame on each waiter's stack.
 	return err
 }
 
@@ -21,22 +21,22 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 // key has a cap is asked last: a cost of 0, a negative cost, a context that is done and a
 // closed Group have the same result with a cap as without.
 func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
-	_, _, err := waitIn(g, key, &request{ctx: ctx, cost: int64(n)})
+	_, _, err := g.wait(key, &request{ctx: ctx, cost: int64(n)})
 	return err
 }
 
 // Acquire is [Shaper.Acquire] on the bucket of a key.
 func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), err error) {
-	if release, err = acquire(ctx, g, key, n, newcomer); release == nil {
+	if release, err = g.acquire(ctx, key, n, newcomer); release == nil {
 		release = nothing
 	}
 	return release, err
 }
 
 // acquire is Acquire with nil for a release that does nothing.
-func acquire[K comparable](ctx context.Context, g *Group[K], key K, n int, kind entryKind) (release func(), err error) {
+func (g *Group[K]) acquire(ctx context.Context, key K, n int, kind entryKind) (release func(), err error) {
 	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
-	in, kf, err := waitIn(g, key, r)
+	in, kf, err := g.wait(key, r)
 	held := r.seat // Without it the release would keep all of r.
 	if held == nil {
 		return nil, err
@@ -47,7 +47,7 @@ func acquire[K comparable](ctx context.Context, g *Group[K], key K, n int, kind 
 // Do is [Shaper.Do] on the bucket of a key.
 func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context) error) error {
 	r := &request{ctx: ctx, cost: int64(n), releases: true}
-	in, kf, err := waitIn(g, key, r)
+	in, kf, err := g.wait(key, r)
 	if err != nil {
 		return err
 	}
@@ -57,17 +57,17 @@ func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context)
 	return f(ctx)
 }
 
-// waitIn is WaitN, and returns the bucket that the request has found, and the shard that has
+// wait is WaitN, and returns the bucket that the request has found, and the shard that has
 // it; nil if none.
-func waitIn[K comparable](g *Group[K], key K, r *request) (in *keyShard[K], kf *keyedFlow[K], err error) {
+func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], err error) {
 	g.mustBeMade()
-	in, kf, dec := enterIn(g, key, r)
+	in, kf, dec := g.enter(key, r)
 	if dec.waiter == nil {
 		return in, kf, dec.err
 	}
 	at, err := r.finish(&in.dispatcher, &kf.Value, dec.waiter, r.await(dec.waiter))
 	if err != nil {
-		in.of(key).notLeft(kf, r, at, err)
+		in.notLeft(key, kf, r, at, err)
 	}
 	return in, kf, err
 }
@@ -77,19 +77,19 @@ func waitIn[K comparable](g *Group[K], key K, r *request) (in *keyShard[K], kf *
 // It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
-func (k ofKey[K]) notLeft(kf *keyedFlow[K], r *request, at int64, err error) {
-	k.s.rescheduleAfter(kf)
-	k.keepRefusedInLine(r, at, err)
+func (s *keyShard[K]) notLeft(key K, kf *keyedFlow[K], r *request, at int64, err error) {
+	s.rescheduleAfter(kf)
+	s.keepRefusedInLine(key, r, at, err)
 }
 
-// enterIn lets a request leave at once, refuses it, or puts it into the line of its key, and
+// enter lets a request leave at once, refuses it, or puts it into the line of its key, and
 // runs the hook for this. kf is the bucket that it has found, and in the shard that has it;
 // nil if none.
 //
 // It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
-func enterIn[K comparable](g *Group[K], key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
+func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	if r.kind != allow {
 		if err := r.checkCall(&g.spill.dispatcher); err != nil || r.cost == 0 {
 			return nil, nil, decision{err: err}
@@ -108,7 +108,7 @@ func enterIn[K comparable](g *Group[K], key K, r *request) (in *keyShard[K], kf 
 		s.unlockAndArm()
 	} else {
 		s.unlockAndArm()
-		if s, kf, dec = s.of(key).decideNew(r); kf == nil {
+		if s, kf, dec = s.decideNew(key, r); kf == nil {
 			return nil, nil, dec
 		}
 	}
@@ -116,7 +116,7 @@ func enterIn[K comparable](g *Group[K], key K, r *request) (in *keyShard[K], kf 
 		if dec.event == askEvent {
 			dec = s.askBucketFor(key, kf, r)
 		}
-		s.of(key).noteLimited(r, dec)
+		s.noteLimited(key, r, dec)
 	}
 	if s.hasHooks || dec.event >= enqueuedEvent {
 		r.announce(&s.dispatcher, &kf.Value, dec)
@@ -126,17 +126,17 @@ func enterIn[K comparable](g *Group[K], key K, r *request) (in *keyShard[K], kf 
 
 // decideNew finds or makes the bucket of a key that had none, and decides upon a
 // request. If there is no bucket for it, kf is nil, and the hook for its refusal has run.
-func (k ofKey[K]) decideNew(r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
-	err := k.withFlowOrNew(r.ctx, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
+func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
+	err := s.withFlowOrNew(r.ctx, key, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
 		in, kf = holder, found
 		if kf.Home != keyed.Own {
 			in.overflowed++
 		}
 		dec = in.decideLocked(&kf.Value, now, r)
-		k.s.noteLocked(in, k.key, r, dec)
+		s.noteLocked(in, key, r, dec)
 	})
 	if err != nil {
-		return nil, nil, k.failed(r, err)
+		return nil, nil, s.failed(key, r, err)
 	}
 	return in, kf, dec
 }
@@ -157,7 +157,7 @@ func (s *keyShard[K]) askBucketFor(key K, kf *keyedFlow[K], r *request) decision
 // is recorded. in is the shard that has the bucket; its lock and the lock of s are held.
 func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decision) {
 	if dec.event == refusedEvent || r.verdict != nil && r.verdict.Err != nil {
-		in.of(key).keepRefusedKeyLocked()
+		in.keepRefusedKeyLocked(key)
 	}
 	if s.recorded {
 		in.recordLocked(s.recordingsOf[key], in.clock, r, dec)
@@ -169,8 +169,8 @@ func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decisio
 // It is not inlined, so that its frame is not there while a request is decided upon.
 //
 //go:noinline
-func (k ofKey[K]) noteLimited(r *request, dec decision) {
-	g, key := k.s.group, k.key
+func (s *keyShard[K]) noteLimited(key K, r *request, dec decision) {
+	g := s.group
 	switch dec.event {
 	case enqueuedEvent:
 		g.limited.Waited(key)
@@ -190,8 +190,7 @@ func (k ofKey[K]) noteLimited(r *request, dec decision) {
 // with an abandonment, if the context ended while the [Limits] were looked up; or with the
 // error of the Limits, which is counted in [GroupStats.LimitErrors] only. The lock is not
 // held.
-func (k ofKey[K]) failed(r *request, err error) decision {
-	s, key := k.s, k.key
+func (s *keyShard[K]) failed(key K, r *request, err error) decision {
 	ev := Event{Name: s.name, Key: r.key, Cost: int(r.cost), At: time.Now(), Err: err}
 	_, refusal := err.(*RejectError)
 	if refusal {
@@ -201,7 +200,7 @@ func (k ofKey[K]) failed(r *request, err error) decision {
 		s.mu.Unlock()
 		s.group.limited.Refused(key)
 	}
-	k.noteFailed(r, err)
+	s.noteFailed(key, r, err)
 	_, unlimited := err.(*limitsError)
 	switch {
 	case s.letsAllThrough() && (refusal || unlimited):
@@ -227,7 +226,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 	if n <= 0 {
 		return n == 0
 	}
-	_, _, dec := enterIn(g, key, &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow})
+	_, _, dec := g.enter(key, &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow})
 	return dec.passed()
 }
 
@@ -241,7 +240,7 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	if n == 0 {
 		return 0, nil
 	}
-	unknown := g.shardOf(key).of(key).withFlow(func(d *dispatcher, f *flow, now int64) {
+	unknown := g.shardOf(key).withFlow(key, func(d *dispatcher, f *flow, now int64) {
 		wait, err = d.forecastLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
 	})
 	if unknown != nil {
@@ -254,27 +253,26 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 // there is nothing to hold.
 func (g *Group[K]) Hold(key K, d time.Duration) {
 	g.mustBeMade()
-	g.shardOf(key).of(key).hold(context.Background(), d)
+	g.shardOf(key).hold(context.Background(), key, d)
 }
 
 // hold is Hold, and reports whether the key was held. It waits for the limits function until the
 // context ends at most. Once the function has returned, the key is held for the rest of the
 // time.
-func (k ofKey[K]) hold(ctx context.Context, d time.Duration) (held bool) {
+func (s *keyShard[K]) hold(ctx context.Context, key K, d time.Duration) (held bool) {
 	switch {
 	case d < 0:
 		return false
 	case d == 0:
-		k.endHold()
+		s.endHold(key)
 		return false
 	}
-	return k.holdUntil(ctx, exact.Sum(int64(time.Since(k.s.epoch)), int64(min(d, horizon))))
+	return s.holdUntil(ctx, key, exact.Sum(int64(time.Since(s.epoch)), int64(min(d, horizon))))
 }
 
 // holdUntil is hold until an instant that is yet to come.
-func (k ofKey[K]) holdUntil(ctx context.Context, until int64) (held bool) {
-	s := k.s
-	err := k.withFlowOrNew(ctx, bucketToHold|bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
+func (s *keyShard[K]) holdUntil(ctx context.Context, key K, until int64) (held bool) {
+	err := s.withFlowOrNew(ctx, key, bucketToHold|bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		held = true
 		// On a closed Group there is no bucket to hold. But the key's next request is refused at
 		// once, so no Transport need wait before it sends one.
@@ -285,19 +283,18 @@ func (k ofKey[K]) holdUntil(ctx context.Context, until int64) (held bool) {
 	if err != nil && ctx.Err() != nil {
 		go func() {
 			defer func() { _ = recover() }() // No call waits for a panic of the limits function; see lookUpApart.
-			k.holdUntil(context.Background(), until)
+			s.holdUntil(context.Background(), key, until)
 		}()
 	}
 	return held
 }
 
 // endHold is Hold(0).
-func (k ofKey[K]) endHold() {
-	s, key := k.s, k.key
+func (s *keyShard[K]) endHold(key K) {
 	if s.endHoldOf(func() *keyedFlow[K] { return s.table.Get(key) }) || s.group.overflow.Len() == 0 {
 		return
 	}
-	if l, err := k.callLimits(); err == nil { // They say which bucket it shares.
+	if l, err := s.callLimits(key); err == nil { // They say which bucket it shares.
 		spill := s.group.spill
 		spill.endHoldOf(func() *keyedFlow[K] { return spill.usedLocked(key, l) })
 	}

@@ -37,7 +37,7 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 	if key != key {
 		return errNaNKey
 	}
-	return s.of(key).override(s.planFor(l))
+	return s.override(key, s.planFor(l))
 }
 
 // LimitsOf returns the [Limits] that are in force for a key: the limits of its bucket, if that is in
@@ -46,22 +46,21 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 func (g *Group[K]) LimitsOf(key K) (Limits, error) {
 	g.mustBeMade()
 	s := g.shardOf(key)
-	if st, inUse := s.of(key).stats(); inUse {
+	if st, inUse := s.stats(key); inUse {
 		return st.Limits, nil
 	}
-	return s.of(key).callLimits()
+	return s.callLimits(key)
 }
 
 // Override returns the [Limits] that [Group.SetLimits] gave a key; ok reports whether there are
 // such.
 func (g *Group[K]) Override(key K) (l Limits, ok bool) {
 	g.mustBeMade()
-	return g.shardOf(key).of(key).overrideOf()
+	return g.shardOf(key).overrideOf(key)
 }
 
 // override is [Group.SetLimits].
-func (k ofKey[K]) override(p *plan) (err error) {
-	s, key := k.s, k.key
+func (s *keyShard[K]) override(key K, p *plan) (err error) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	s.changesLocked()
@@ -69,7 +68,7 @@ func (k ofKey[K]) override(p *plan) (err error) {
 	if !again && !keyed.TakeBelow(&s.group.overridden, maxOverrides) {
 		return fmt.Errorf("shaper: %d keys have limits of their own by Group.SetLimits, which is the most; ResetLimits ends one", maxOverrides)
 	}
-	if err := k.putInForceLocked(p, now); err != nil {
+	if err := s.putInForceLocked(key, p, now); err != nil {
 		if !again {
 			s.group.overridden.Add(-1)
 		}
@@ -88,18 +87,18 @@ func (g *Group[K]) ResetLimits(key K) error {
 	g.mustBeMade()
 	s := g.shardOf(key)
 	for {
-		l, overridden := s.of(key).overrideOf()
-		if !overridden || s.of(key).resetUnused() {
+		l, overridden := s.overrideOf(key)
+		if !overridden || s.resetUnused(key) {
 			return nil
 		}
 		s.mu.Lock()
 		reloads := s.reloads
 		s.mu.Unlock()
-		to, err := s.of(key).callLimitsFunction()
+		to, err := s.callLimitsFunction(key)
 		if err != nil {
 			return err
 		}
-		if done, err := s.of(key).resetFrom(l, s.planFor(to), reloads); done {
+		if done, err := s.resetFrom(key, l, s.planFor(to), reloads); done {
 			return err
 		}
 	}
@@ -107,14 +106,13 @@ func (g *Group[K]) ResetLimits(key K) error {
 
 // resetUnused is [Group.ResetLimits] for a key that has no bucket in use. It returns false
 // if the key has one. The lock is not held.
-func (k ofKey[K]) resetUnused() bool {
-	s, key := k.s, k.key
+func (s *keyShard[K]) resetUnused(key K) bool {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
-	if k.ownInUseLocked(now) {
+	if s.ownInUseLocked(key, now) {
 		return false
 	}
-	k.deleteOwnLocked()
+	s.deleteOwnLocked(key)
 	s.overrides.Delete(key)
 	return true
 }
@@ -123,14 +121,13 @@ func (k ofKey[K]) resetUnused() bool {
 // is false if those that it has by [Group.SetLimits] are not from any more, or if a Reload
 // has begun since there were so many reloads: earlier results may be the ones that
 // the Reload replaces. The lock is not held.
-func (k ofKey[K]) resetFrom(from Limits, to *plan, reloads int) (done bool, err error) {
-	s, key := k.s, k.key
+func (s *keyShard[K]) resetFrom(key K, from Limits, to *plan, reloads int) (done bool, err error) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	if l, overridden := s.overrides.Get(key); !overridden || l != from || s.reloads != reloads {
 		return false, nil
 	}
-	if err = k.putInForceLocked(to, now); err == nil {
+	if err = s.putInForceLocked(key, to, now); err == nil {
 		s.overrides.Delete(key)
 	}
 	return true, err
@@ -138,15 +135,13 @@ func (k ofKey[K]) resetFrom(from Limits, to *plan, reloads int) (done bool, err 
 
 // ownInUseLocked reports whether a key has a bucket of its own whose limits matter: one that
 // is not drained.
-func (k ofKey[K]) ownInUseLocked(now int64) bool {
-	s, key := k.s, k.key
+func (s *keyShard[K]) ownInUseLocked(key K, now int64) bool {
 	kf := s.table.Get(key)
 	return kf != nil && !kf.Light && !s.idleLocked(&kf.Value, now)
 }
 
 // deleteOwnLocked deletes the bucket of a key, if there is one.
-func (k ofKey[K]) deleteOwnLocked() {
-	s, key := k.s, k.key
+func (s *keyShard[K]) deleteOwnLocked(key K) {
 	if kf := s.table.Get(key); kf != nil {
 		s.deleteLocked(kf)
 	}
@@ -154,10 +149,9 @@ func (k ofKey[K]) deleteOwnLocked() {
 
 // putInForceLocked puts the [Limits] of a key in force, if the key has a bucket of its own. A
 // bucket that is not in use is deleted: the next call makes one with the new Limits.
-func (k ofKey[K]) putInForceLocked(p *plan, now int64) error {
-	s, key := k.s, k.key
-	if !k.ownInUseLocked(now) {
-		k.deleteOwnLocked()
+func (s *keyShard[K]) putInForceLocked(key K, p *plan, now int64) error {
+	if !s.ownInUseLocked(key, now) {
+		s.deleteOwnLocked(key)
 		return nil
 	}
 	kf := s.table.Get(key)
@@ -173,8 +167,7 @@ func (k ofKey[K]) putInForceLocked(p *plan, now int64) error {
 }
 
 // overrideOf returns the [Limits] that [Group.SetLimits] gave a key. The lock is not held.
-func (k ofKey[K]) overrideOf() (l Limits, ok bool) {
-	s, key := k.s, k.key
+func (s *keyShard[K]) overrideOf(key K) (l Limits, ok bool) {
 	if !s.overrides.Any() {
 		return l, false
 	}
@@ -212,10 +205,10 @@ func (g *Group[K]) Reload() {
 			runtime.Gosched()
 		}
 		s := g.shardOf(key)
-		if s.of(key).forgetUnlimited() {
+		if s.forgetUnlimited(key) {
 			continue
 		}
-		for !s.of(key).reload() {
+		for !s.reload(key) {
 		}
 	}
 }
@@ -230,8 +223,7 @@ func (s *keyShard[K]) beginReload() {
 
 // forgetUnlimited deletes the bucket of a key that needs none, and reports whether there was
 // one. The lock is not held.
-func (k ofKey[K]) forgetUnlimited() bool {
-	s, key := k.s, k.key
+func (s *keyShard[K]) forgetUnlimited(key K) bool {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
 	kf := s.table.Get(key)
@@ -245,12 +237,11 @@ func (k ofKey[K]) forgetUnlimited() bool {
 // reload looks up the [Limits] of a key and puts them in force, if the key still has a
 // bucket. It reports whether it has done so: else [Group.SetLimits] or [Group.ResetLimits]
 // has changed the Limits of the key meanwhile.
-func (k ofKey[K]) reload() (done bool) {
-	s, key := k.s, k.key
-	l, overridden := k.overrideOf()
+func (s *keyShard[K]) reload(key K) (done bool) {
+	l, overridden := s.overrideOf(key)
 	var err error
 	if !overridden {
-		l, err = k.callLimitsFunction()
+		l, err = s.callLimitsFunction(key)
 	}
 	var p *plan
 	if err == nil {
@@ -261,7 +252,7 @@ func (k ofKey[K]) reload() (done bool) {
 	if s.overrides.Differs(key, l, overridden) {
 		return false
 	}
-	if err != nil || k.putInForceLocked(p, now) != nil {
+	if err != nil || s.putInForceLocked(key, p, now) != nil {
 		s.limitErrors++
 	}
 	return true

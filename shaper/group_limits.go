@@ -46,20 +46,19 @@ func bucketFor(r *request) bucketKind {
 // withFlowOrNew calls do with the bucket of a key, and makes the bucket if there is none. in
 // is the shard that has the bucket; its lock and the lock of s are held. If withFlowOrNew returns
 // an error, do has not been called.
-func (k ofKey[K]) withFlowOrNew(ctx context.Context, kind bucketKind, do func(in *keyShard[K], kf *keyedFlow[K], now int64)) error {
-	s := k.s
-	bucketKey, err := k.bucketKey()
+func (s *keyShard[K]) withFlowOrNew(ctx context.Context, key K, kind bucketKind, do func(in *keyShard[K], kf *keyedFlow[K], now int64)) error {
+	bucketKey, err := s.bucketKey(key)
 	if err != nil {
 		s.mu.Lock()
 		s.limitErrors++
 		s.mu.Unlock()
 		return err
 	}
-	l := limitsLookup[K]{ofKey: k, kind: kind}
+	l := limitsLookup[K]{s: s, key: key, kind: kind}
 	spill := s.group.spill
 	for {
 		l.hasSpill = spill == s
-		lockedSpill := !l.hasSpill && (l.needsSpill || l.known && k.maySpill())
+		lockedSpill := !l.hasSpill && (l.needsSpill || l.known && s.maySpill(key))
 		if lockedSpill {
 			spill.lockAndAdvance()
 			l.hasSpill = true
@@ -90,7 +89,8 @@ func (k ofKey[K]) withFlowOrNew(ctx context.Context, kind bucketKind, do func(in
 
 // A limitsLookup is the state of a request that needs the [Limits] of a key.
 type limitsLookup[K comparable] struct {
-	ofKey[K]
+	s   *keyShard[K]
+	key K
 
 	call    *limitsCall // the call, made by another request, for which it waits; nil: none
 	calls   bool        // it calls the function itself
@@ -140,7 +140,7 @@ func (l *limitsLookup[K]) foundOrNewLocked(now int64) (*keyShard[K], *keyedFlow[
 			return nil, nil, nil
 		}
 		l.calls = false
-		l.finishCallLocked(l.limits, l.err)
+		l.s.finishCallLocked(l.key, l.limits, l.err)
 		if l.err != nil {
 			s.limitErrors++
 		}
@@ -164,7 +164,7 @@ func (l *limitsLookup[K]) foundOrNewLocked(now int64) (*keyShard[K], *keyedFlow[
 		}
 		return l.ofKindLocked(in, kf)
 	}
-	*l = limitsLookup[K]{ofKey: l.ofKey, reloads: s.reloads, kind: l.kind, hasSpill: l.hasSpill}
+	*l = limitsLookup[K]{s: s, key: key, reloads: s.reloads, kind: l.kind, hasSpill: l.hasSpill}
 	if l.limits, l.overridden = s.overrides.Get(key); l.overridden {
 		l.known = true // A call of the limits function that is pending for the key need not be waited for.
 		return nil, nil, nil
@@ -198,12 +198,12 @@ func (l *limitsLookup[K]) lookUpLimits(ctx context.Context) {
 	defer func() {
 		if !l.known { // The function has panicked, or a method of the context.
 			s.mu.Lock()
-			l.finishCallLocked(Limits{}, errNoResult)
+			l.s.finishCallLocked(l.key, Limits{}, errNoResult)
 			s.mu.Unlock()
 		}
 	}()
-	if l.limits, l.overridden = l.overrideOf(); !l.overridden {
-		l.limits, l.err = l.callLimitsFunction()
+	if l.limits, l.overridden = l.s.overrideOf(l.key); !l.overridden {
+		l.limits, l.err = l.s.callLimitsFunction(l.key)
 	}
 	if l.err == nil {
 		l.gone = ctx.Err() // The function may have taken long.
@@ -218,7 +218,7 @@ func (l *limitsLookup[K]) lookUpLimits(ctx context.Context) {
 // A panic of the function reaches the goroutine that waits. If that has gone the panic is dropped:
 // the next call with the key calls the function again.
 func (l *limitsLookup[K]) lookUpApart(ctx context.Context) {
-	k, s, key := l.ofKey, l.s, l.key // So that l need not be on the heap for the goroutine.
+	s, key := l.s, l.key // So that l need not be on the heap for the goroutine.
 	s.mu.Lock()
 	call, isNaN := s.limitsCalls[key], key != key
 	if isNaN {
@@ -254,10 +254,10 @@ func (l *limitsLookup[K]) lookUpApart(ctx context.Context) {
 				call.limits, call.err, call.reloads = limits, err, begun
 				close(call.done)
 			case s.limitsCalls[key] == call:
-				k.finishCallLocked(limits, err)
+				s.finishCallLocked(key, limits, err)
 			}
 		}()
-		limits, err = k.callLimits()
+		limits, err = s.callLimits(key)
 	}()
 	l.call = call
 	l.join(ctx)
@@ -293,8 +293,7 @@ func (l *limitsLookup[K]) join(ctx context.Context) {
 }
 
 // finishCallLocked ends the limitsCall of a key, and wakes the requests that wait for it.
-func (k ofKey[K]) finishCallLocked(l Limits, err error) {
-	s, key := k.s, k.key
+func (s *keyShard[K]) finishCallLocked(key K, l Limits, err error) {
 	call := s.limitsCalls[key]
 	if call == nil { // The Group has been closed, or the key is a NaN.
 		return
@@ -314,16 +313,15 @@ func (k ofKey[K]) finishCallLocked(l Limits, err error) {
 
 // callLimits returns the [Limits] of a key: the ones that [Group.SetLimits] gave it, or the result
 // of the limits function. The lock is not held.
-func (k ofKey[K]) callLimits() (Limits, error) {
-	if l, ok := k.overrideOf(); ok {
+func (s *keyShard[K]) callLimits(key K) (Limits, error) {
+	if l, ok := s.overrideOf(key); ok {
 		return l, nil
 	}
-	return k.callLimitsFunction()
+	return s.callLimitsFunction(key)
 }
 
 // callLimitsFunction calls the limits function for a key. The lock is not held.
-func (k ofKey[K]) callLimitsFunction() (Limits, error) {
-	s, key := k.s, k.key
+func (s *keyShard[K]) callLimitsFunction(key K) (Limits, error) {
 	l, err := s.group.limits(key)
 	if err == nil {
 		s.mu.Lock()
@@ -366,7 +364,7 @@ func (l *limitsLookup[K]) lacksPlanLocked() bool {
 		return false
 	}
 	// No bucket has these Limits that the key could share.
-	return limitsNothing(l.limits) || key == key && !tableFull(g) || g.overflow.Len() < keyed.MaxShared
+	return limitsNothing(l.limits) || key == key && !g.tableFull() || g.overflow.Len() < keyed.MaxShared
 }
 
 // planLocked returns the plan of [Limits] for one more bucket, which counts as its user: the

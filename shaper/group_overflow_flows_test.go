@@ -35,7 +35,7 @@ func fullGroup(t *testing.T, of []Limits) *Group[int] {
 // use lets a call of cost 1 come, and returns the bucket that it found.
 func use(t *testing.T, g *Group[int], key int) (kf *keyedFlow[int], allowed bool) {
 	t.Helper()
-	_, kf, dec := enterIn(g, key, &request{ctx: context.Background(), cost: 1, deadline: exact.Forever, kind: allow})
+	_, kf, dec := g.enter(key, &request{ctx: context.Background(), cost: 1, deadline: exact.Forever, kind: allow})
 	return kf, dec.passed()
 }
 

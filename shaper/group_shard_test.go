@@ -114,7 +114,7 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 				synctest.Wait()
 				requireSharesAddUp(t, g)
 				shared += int(g.overflow.Len())
-				if tableFull(g) {
+				if g.tableFull() {
 					full++
 				}
 			}
@@ -140,7 +140,7 @@ func TestAKeyThatGetsNoBucketTakesNoRoom(t *testing.T) {
 	s := g.shardOf(7)
 	for _, l := range []Limits{{Rate: 1}, {Rate: rate.Inf}} {
 		g.spill.lockAndAdvance()
-		_, kf, err := (&limitsLookup[float64]{ofKey: s.of(7), limits: l, known: true, hasSpill: true}).insertLocked(s.lockAndAdvance())
+		_, kf, err := (&limitsLookup[float64]{s: s, key: 7, limits: l, known: true, hasSpill: true}).insertLocked(s.lockAndAdvance())
 		s.unlockAndArm()
 		g.spill.unlockAndArm()
 		require.NoError(t, err)

@@ -17,7 +17,7 @@ import (
 // maxKeys of them, or the key is a NaN, the key gets unlimited.
 func (l *limitsLookup[K]) insertLocked(now int64) (*keyShard[K], *keyedFlow[K], error) {
 	s, key := l.s, l.key
-	if l.lacksSpill(l.maySpill()) {
+	if l.lacksSpill(l.s.maySpill(l.key)) {
 		return nil, nil, nil
 	}
 	switch {
@@ -44,9 +44,9 @@ func (l *limitsLookup[K]) lacksSpill(needed bool) bool {
 
 // maySpill reports whether a key that has no bucket may have been sharing one, or is to
 // share one now. The lock of spill says for certain.
-func (k ofKey[K]) maySpill() bool {
-	g, key := k.s.group, k.key
-	return key != key || g.overflow.Len() > 0 || tableFull(g)
+func (s *keyShard[K]) maySpill(key K) bool {
+	g := s.group
+	return key != key || g.overflow.Len() > 0 || g.tableFull()
 }
 
 // needsNoBucketLocked reports whether a key with these [Limits] that has no bucket of its
@@ -120,7 +120,7 @@ func (l *limitsLookup[K]) ofKindLocked(in *keyShard[K], kf *keyedFlow[K]) (*keyS
 	if l.kind&bucketToHold == 0 || kf != s.unlimited && !kf.Light {
 		return in, kf, nil
 	}
-	if l.lacksSpill(l.maySpill()) {
+	if l.lacksSpill(l.s.maySpill(l.key)) {
 		return nil, nil, nil
 	}
 	limits := s.unlimitedBy
@@ -170,15 +170,14 @@ func (s *keyShard[K]) newFlowLocked(p *plan, now int64) *keyedFlow[K] {
 
 // withFlow calls see, under the lock of a dispatcher, with the bucket of a key. It makes no
 // bucket: if the key has none, see gets one that is as the key's new bucket would be.
-func (k ofKey[K]) withFlow(see func(d *dispatcher, f *flow, now int64)) error {
-	s, key := k.s, k.key
-	if k.withOwnFlow(see) {
+func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64)) error {
+	if s.withOwnFlow(key, see) {
 		return nil
 	}
-	bucketKey, err := k.bucketKey()
+	bucketKey, err := s.bucketKey(key)
 	var limits Limits
 	if err == nil {
-		limits, err = k.callLimits()
+		limits, err = s.callLimits(key)
 	}
 	if err != nil {
 		s.mu.Lock()
@@ -186,7 +185,7 @@ func (k ofKey[K]) withFlow(see func(d *dispatcher, f *flow, now int64)) error {
 		s.mu.Unlock()
 		return err
 	}
-	if k.withOwnFlow(see) {
+	if s.withOwnFlow(key, see) {
 		return nil
 	}
 	p := s.planFor(limits)
@@ -197,7 +196,7 @@ func (k ofKey[K]) withFlow(see func(d *dispatcher, f *flow, now int64)) error {
 	used := spill.usedLocked(key, limits)
 	switch {
 	case s.needsNoBucketLocked(limits, used):
-	case key != key || staysInOverflow(used) || tableFull(s.group):
+	case key != key || staysInOverflow(used) || s.group.tableFull():
 		found, _, full := s.group.overflow.Find(s.group.homeOf(key), spill.plans.get(limits))
 		if full {
 			return noOverflowBucket()
@@ -219,8 +218,7 @@ func (k ofKey[K]) withFlow(see func(d *dispatcher, f *flow, now int64)) error {
 
 // withOwnFlow calls see, under the lock, with the bucket of a key, if the key has one of its
 // own, and reports whether it has. On a closed [Group] every key has: closedFlow.
-func (k ofKey[K]) withOwnFlow(see func(d *dispatcher, f *flow, now int64)) bool {
-	s, key := k.s, k.key
+func (s *keyShard[K]) withOwnFlow(key K, see func(d *dispatcher, f *flow, now int64)) bool {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	kf := s.foundLocked(key, now, anyBucket)

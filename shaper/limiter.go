@@ -410,7 +410,7 @@ func (k keyLimiter[K]) allow(n int) bool { return k.group.AllowN(k.key, n) }
 
 func (k keyLimiter[K]) state() (st Stats) {
 	g := k.group
-	err := g.shardOf(k.key).of(k.key).withFlow(func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
+	err := g.shardOf(k.key).withFlow(k.key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
 	if err != nil {
 		return Stats{Name: g.spill.name}
 	}
@@ -420,11 +420,11 @@ func (k keyLimiter[K]) state() (st Stats) {
 func (k keyLimiter[K]) stats() (st Stats, ok bool) { return k.group.StatsOf(k.key) }
 
 func (k keyLimiter[K]) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	return acquire(ctx, k.group, k.key, n, kind)
+	return k.group.acquire(ctx, k.key, n, kind)
 }
 
 func (k keyLimiter[K]) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
-	v, err := reserve(ctx, k.group, k.key, estimate, kind)
+	v, err := k.group.reserve(ctx, k.key, estimate, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -446,7 +446,7 @@ func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
 
 // hold reports false if the [Limits] of the key can't be had: then there is no line to hold.
 func (k keyLimiter[K]) hold(ctx context.Context, d time.Duration) bool {
-	return k.group.shardOf(k.key).of(k.key).hold(ctx, d) && !k.group.mayDryRun()
+	return k.group.shardOf(k.key).hold(ctx, k.key, d) && !k.group.mayDryRun()
 }
 
 func (k keyLimiter[K]) mayDryRun() bool { return k.group.mayDryRun() }

@@ -79,7 +79,7 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 		if !ok || !s.ordered {
 			panic("shaper: WithKey is for a Middleware in front of a Shaper WithFairQueue; for a bucket for each key use Group.Middleware")
 		}
-		h.limiterFor = func(r *http.Request) (inner, error) { return limiterByKey(s, h.key, r) }
+		h.limiterFor = func(r *http.Request) (inner, error) { return s.limiterByKey(h.key, r) }
 	}
 	return h.wrap
 }

@@ -75,16 +75,16 @@ func (s *Shaper) AtMost(n int) {
 // nothing is given back. A settle charges the bucket that the key has then. To make that bucket it may
 // call the limits function, and if the function returns an error, nothing is charged.
 func (g *Group[K]) Reserve(ctx context.Context, key K, estimate int) (settle func(actual int), err error) {
-	v, err := reserve(ctx, g, key, estimate, newcomer)
+	v, err := g.reserve(ctx, key, estimate, newcomer)
 	return v.orNothing(), err
 }
 
 // reserve is Reserve with a reservation in place of a function; nil with an error.
-func reserve[K comparable](ctx context.Context, g *Group[K], key K, estimate int, kind entryKind) (*reservation, error) {
+func (g *Group[K]) reserve(ctx context.Context, key K, estimate int, kind entryKind) (*reservation, error) {
 	v := newReservation(estimate)
 	r := &request{ctx: ctx, cost: v.estimate, kind: kind, releases: true, with: &v.with}
-	in, kf, err := waitIn(g, key, r)
-	v.holder = reservingKey[K]{g.shardOf(key).of(key), in, kf}
+	in, kf, err := g.wait(key, r)
+	v.holder = reservingKey[K]{g.shardOf(key), key, in, kf}
 	if in == nil { // With a cost of 0 and with most errors no bucket has been looked for.
 		return v.begin(r, nil, nil, err)
 	}
@@ -93,7 +93,7 @@ func reserve[K comparable](ctx context.Context, g *Group[K], key K, estimate int
 
 // Spend is [Shaper.Spend] on the bucket of a key.
 func (g *Group[K]) Spend(ctx context.Context, key K, estimate int, f func(context.Context) (int, error)) error {
-	v, err := reserve(ctx, g, key, estimate, newcomer)
+	v, err := g.reserve(ctx, key, estimate, newcomer)
 	if err != nil {
 		return err
 	}
@@ -104,13 +104,13 @@ func (g *Group[K]) Spend(ctx context.Context, key K, estimate int, f func(contex
 // [Group.Hold] does. If the [Limits] of the key can't be had it does nothing.
 func (g *Group[K]) AtMost(key K, n int) {
 	g.mustBeMade()
-	g.shardOf(key).of(key).atMost(n)
+	g.shardOf(key).atMost(key, n)
 }
 
 // atMost is AtMost.
-func (k ofKey[K]) atMost(n int) {
-	_ = k.withFlowOrNew(context.Background(), bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
-		if kf != k.s.closedFlow {
+func (s *keyShard[K]) atMost(key K, n int) {
+	_ = s.withFlowOrNew(context.Background(), key, bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
+		if kf != s.closedFlow {
 			kf.Value.atMost(&in.dispatcher, now, n)
 		}
 	})
@@ -166,13 +166,14 @@ type holder interface {
 // A reservingKey is the holder of a reservation, with the shard and the bucket that the request has left; nil:
 // it has left none.
 type reservingKey[K comparable] struct {
-	ofKey[K]
-	in *keyShard[K]
-	kf *keyedFlow[K]
+	s   *keyShard[K]
+	key K
+	in  *keyShard[K]
+	kf  *keyedFlow[K]
 }
 
 func (k reservingKey[K]) charge(n int64) {
-	_ = k.withFlowOrNew(context.Background(), bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
+	_ = k.s.withFlowOrNew(context.Background(), k.key, bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		if kf == k.s.closedFlow {
 			in.countSettledLocked(&kf.Value, 0, uint64(n), 0)
 			return

@@ -262,7 +262,7 @@ func (s *Shaper) Limits() Limits {
 // [Limits.InFlight] from or to 0. SetLimits works on a closed Shaper.
 func (s *Shaper) SetLimits(l Limits) error {
 	s.mustBeMade()
-	_, err := setLimits(s, l, nil)
+	_, err := s.setLimits(l, nil)
 	return err
 }
 
@@ -280,7 +280,7 @@ func (s *Shaper) SetLimits(l Limits) error {
 func (s *Shaper) UpdateLimits(change func(Limits) Limits) error {
 	for {
 		from := s.Limits()
-		if done, err := setLimits(s, change(from), &from); done {
+		if done, err := s.setLimits(change(from), &from); done {
 			return err
 		}
 	}
@@ -288,7 +288,7 @@ func (s *Shaper) UpdateLimits(change func(Limits) Limits) error {
 
 // setLimits is SetLimits. With a from that is not nil it changes nothing unless these Limits are still
 // in force, and reports whether they were.
-func setLimits(s *Shaper, l Limits, from *Limits) (done bool, err error) {
+func (s *Shaper) setLimits(l Limits, from *Limits) (done bool, err error) {
 	var to *plan
 	if err = s.validate(l); err == nil {
 		to = s.planOf(l)

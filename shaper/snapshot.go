@@ -307,7 +307,7 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 		ofShard := s.keysToSave()
 		keys, copies = slices.Grow(keys, len(ofShard)), slices.Grow(copies, len(ofShard))
 		for _, key := range ofShard {
-			if copied, ok := s.of(key).copyOf(); ok {
+			if copied, ok := s.copyOf(key); ok {
 				keys, copies = append(keys, key), append(copies, copied)
 			}
 		}
@@ -377,7 +377,7 @@ func (g *Group[K]) Restore(data []byte) error {
 	var omitted leftOut
 	for i, key := range keys {
 		levels[i].since(saved.Taken, at, &g.spill.dispatcher)
-		switch err := g.shardOf(key).of(key).restore(&levels[i]); {
+		switch err := g.shardOf(key).restore(key, &levels[i]); {
 		case err == ErrClosed:
 			return ErrClosed
 		case err != nil:
@@ -388,14 +388,13 @@ func (g *Group[K]) Restore(data []byte) error {
 }
 
 // restore puts back the level of one key. The lock is not held.
-func (k ofKey[K]) restore(r *restoredLevel) error {
-	s := k.s
+func (s *keyShard[K]) restore(key K, r *restoredLevel) error {
 	kind := anyBucket
 	if r.held > r.age {
 		kind = bucketToHold
 	}
 	closed := false
-	err := k.withFlowOrNew(context.Background(), kind, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
+	err := s.withFlowOrNew(context.Background(), key, kind, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		closed = kf == s.closedFlow
 		if closed || kf == s.unlimited || kf.Light { // The level of an unlimited key is always 0.
 			return
@@ -425,8 +424,7 @@ func (s *keyShard[K]) keysToSave() []K {
 
 // copyOf returns a copy of the bucket of a key; ok reports whether there is one. The lock is
 // not held.
-func (k ofKey[K]) copyOf() (copied bucketCopy, ok bool) {
-	s, key := k.s, k.key
+func (s *keyShard[K]) copyOf(key K) (copied bucketCopy, ok bool) {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
 	kf := s.table.Get(key)

@@ -209,15 +209,15 @@ func (s *Shaper) Line(max int) []Waiter {
 // requests that still wait in the one it has shared are not shown.
 func (g *Group[K]) Line(key K, max int) []Waiter {
 	g.mustBeMade()
-	line, found := g.shardOf(key).of(key).line(max)
+	line, found := g.shardOf(key).line(key, max)
 	if found || max <= 0 || g.overflow.Len() == 0 {
 		return line
 	}
-	limits, err := g.shardOf(key).of(key).callLimits()
+	limits, err := g.shardOf(key).callLimits(key)
 	if err != nil { // They say which bucket it shares.
 		return nil
 	}
-	if line, found = g.shardOf(key).of(key).line(max); found {
+	if line, found = g.shardOf(key).line(key, max); found {
 		return line
 	}
 	line, _ = g.spill.lineOf(max, func() *flow {
@@ -233,13 +233,12 @@ func (g *Group[K]) Line(key K, max int) []Waiter {
 // it never calls the limits function.
 func (g *Group[K]) LineOf(key K, max int) []Waiter {
 	g.mustBeMade()
-	line, _ := g.shardOf(key).of(key).line(max)
+	line, _ := g.shardOf(key).line(key, max)
 	return line
 }
 
 // line is LineOf, and reports whether the key has a bucket of its own.
-func (k ofKey[K]) line(most int) (line []Waiter, found bool) {
-	s, key := k.s, k.key
+func (s *keyShard[K]) line(key K, most int) (line []Waiter, found bool) {
 	return s.lineOf(most, func() *flow {
 		if kf := s.table.Get(key); kf != nil {
 			return &kf.Value
@@ -354,7 +353,7 @@ func (g *Group[K]) Stats() GroupStats {
 // a bucket without limits that refuses everything, and ok is true for each key.
 func (g *Group[K]) StatsOf(key K) (st Stats, ok bool) {
 	g.mustBeMade()
-	ok = g.shardOf(key).of(key).withOwnFlow(func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
+	ok = g.shardOf(key).withOwnFlow(key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
 	return st, ok
 }
 
@@ -380,7 +379,7 @@ func (g *Group[K]) All() iter.Seq2[K, Stats] {
 	g.mustBeMade()
 	return func(yield func(K, Stats) bool) {
 		for _, key := range g.shards.keys() {
-			st, ok := g.shardOf(key).of(key).stats()
+			st, ok := g.shardOf(key).stats(key)
 			if ok && !yield(key, st) {
 				return
 			}
@@ -423,8 +422,7 @@ func (s *keyShard[K]) appendKeys(keys []K) []K {
 
 // stats returns the [Stats] of the bucket of a key, and whether it has one that is not
 // drained.
-func (k ofKey[K]) stats() (st Stats, ok bool) {
-	s, key := k.s, k.key
+func (s *keyShard[K]) stats(key K) (st Stats, ok bool) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	kf := s.table.Get(key)

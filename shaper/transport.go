@@ -214,7 +214,7 @@ func (t Transport) limiterOf(r *http.Request, n int) (inner, error) {
 	case n == 0:
 		return shaperLimiter{s}, nil
 	}
-	return limiterByKey(s, t.Key, r)
+	return s.limiterByKey(t.Key, r)
 }
 
 // A requestEnd has the function to call when a request is no longer in flight: one of the two, or none if

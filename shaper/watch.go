@@ -386,8 +386,7 @@ type refusedKey[K comparable] struct {
 }
 
 // keepRefusedKeyLocked notes the key of the latest refusal.
-func (k ofKey[K]) keepRefusedKeyLocked() {
-	s, key := k.s, k.key
+func (s *keyShard[K]) keepRefusedKeyLocked(key K) {
 	if s.refusedKeys == nil {
 		s.refusedKeys = new([keptRefusals]refusedKey[K])
 	}
@@ -409,8 +408,7 @@ func (d *dispatcher) latestRefusals(also func()) []Refusal {
 
 // keepRefusedInLine remembers the refusal, at an instant, of a request that waited. Any other error
 // is none. The lock is not held.
-func (k ofKey[K]) keepRefusedInLine(r *request, at int64, err error) {
-	s := k.s
+func (s *keyShard[K]) keepRefusedInLine(key K, r *request, at int64, err error) {
 	if rejected, ok := err.(*RejectError); ok {
 		s.lockAndAdvance()
 		why := rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter}
@@ -418,19 +416,18 @@ func (k ofKey[K]) keepRefusedInLine(r *request, at int64, err error) {
 			why.reason = refusedUnavailable
 		}
 		s.keepRefusalLocked(at, r.cost, why)
-		k.keepRefusedKeyLocked()
+		s.keepRefusedKeyLocked(key)
 		s.unlockAndArm()
 	}
 }
 
 // noteFailed remembers a call that got no bucket, with its error. The lock is not held.
-func (k ofKey[K]) noteFailed(r *request, err error) {
-	s, key := k.s, k.key
+func (s *keyShard[K]) noteFailed(key K, r *request, err error) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	if rejected, ok := err.(*RejectError); ok {
 		s.keepRefusalLocked(now, r.cost, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter})
-		k.keepRefusedKeyLocked()
+		s.keepRefusedKeyLocked(key)
 	}
 	if s.recorded {
 		s.recordLocked(s.recordingsOf[key], now, r, decision{err: err, event: refusedEvent})
