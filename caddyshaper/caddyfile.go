@@ -48,6 +48,7 @@ import (
 //		routes       <pattern>...
 //		ipv6_bits    <number>
 //		cost         <number>|{placeholder} [<most>]
+//		skip         preflight
 //		site         <limits>
 //		store        <url>...
 //		fallback     closed | open | local <processes>
@@ -151,6 +152,7 @@ var subdirectives = map[string]subdirective{
 	"routes":              readRoutes,
 	"ipv6_bits":           number(func(s *Shape) *int { return &s.IPv6Bits }),
 	"cost":                readCost,
+	"skip":                text(func(s *Shape) *string { return &s.Skip }),
 	"site":                limits(func(s *Shape) *string { return &s.Site }),
 	"store":               readStoreLine,
 	"fallback":            readFallback,
@@ -454,7 +456,7 @@ func noteName(h httpcaddyfile.Helper, s *Shape, named bool) error {
 func (s *Shape) common() (fields map[string]json.RawMessage) {
 	text, _ := json.Marshal(s) // There is nothing in it that JSON can't hold.
 	_ = json.Unmarshal(text, &fields)
-	for _, own := range [...]string{"name", "key", "routes", "ipv6_bits", "cost", "max_cost", "ratelimit_headers", "x_ratelimit_headers", "server_timing", "verdict_header", "retry_spread", "log_refusals", "usage", "teams"} {
+	for _, own := range [...]string{"name", "key", "routes", "ipv6_bits", "cost", "max_cost", "skip", "ratelimit_headers", "x_ratelimit_headers", "server_timing", "verdict_header", "retry_spread", "log_refusals", "usage", "teams"} {
 		delete(fields, own)
 	}
 	return fields

@@ -47,6 +47,9 @@ func (s *Shape) newCall(r *http.Request, next caddyhttp.Handler) *call {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	isStranger := s.authorize(r, repl) // It finds a part of the key.
 	c := &call{name: s.lines.name, key: s.keyOf(r, repl), cost: s.costOf(repl), next: next, request: r, isStranger: isStranger}
+	if s.Skip != "" && shaper.IsPreflight(r) {
+		c.cost = 0
+	}
 	c.outer, _ = r.Context().Value(callKey{}).(*call)
 	c.times = holdTimeouts(r.Context())
 	// Caddy's placeholders read from the request that it made, so the handlers behind this

@@ -226,6 +226,34 @@ func TestAHostHasOneKeyHoweverItIsWritten(t *testing.T) {
 	}
 }
 
+// A browser sends no key with a preflight, so those of all browsers would share one line.
+func TestPreflightsOfAllBrowsersShareNoLine(t *testing.T) {
+	for lines, skipped := range map[string]bool{
+		"limits 1/h\n key header:X-Api-Key":                                       false,
+		"limits 1/h\n key header:X-Api-Key\n skip preflight":                      true,
+		"limits 1/h\n fair header X-Api-Key\n skip preflight":                     true,
+		"limits 1/s burst 9\n key all\n site 1/h\n skip preflight":                true,
+		"limits 1/s burst 9\n candidate 1/h\n site 1/h\n cost 1\n skip preflight": true,
+	} {
+		s := serve(t, "shape line {\n "+lines+"\n}"+proxied)
+		ask := func(method string, header ...string) int { return s.send(method, "/", nil, header...).status }
+		preflight := []string{"Origin", "https://a.example", "Access-Control-Request-Method", "PUT"}
+		want := 200
+		for range 4 {
+			require.Equal(t, want, ask(http.MethodOptions, preflight...), lines)
+			if !skipped {
+				want = 429
+			}
+		}
+		if skipped {
+			require.Equal(t, 200, ask(http.MethodOptions), lines)
+		}
+		require.Equal(t, 429, ask(http.MethodOptions, preflight[:2]...), "it is no preflight")
+		require.Equal(t, 429, ask(http.MethodGet, preflight...), "it is no preflight")
+		s.stop()
+	}
+}
+
 func TestTheLineOfTheSiteIsBehindThoseOfTheKeys(t *testing.T) {
 	s := serve(t, `shape all {
 		limits 100/s burst 100

@@ -77,7 +77,7 @@ func (s *Shape) besideQuota() error {
 	}{
 		{"rules", len(s.Rules) > 0, ownRate}, {"limits", s.Limits != "", ownRate}, {"site", s.Site != "", ownRate},
 		{"key", len(s.Key) > 0, "all calls share one quota; fair says whose calls take turns"},
-		{"cost", s.Cost != "", ownCost}, {"max_cost", s.MaxCost != 0, ownCost},
+		{"cost", s.Cost != "", ownCost}, {"max_cost", s.MaxCost != 0, ownCost}, {"skip", s.Skip != "", "each call needs its token and its share of the quota"},
 		{"candidate", s.Candidate != "", "in a dry run no call waits"}, {"dry_run", s.DryRun, "in a dry run no call waits"},
 		{"store", s.Store != "", "calls settle with what they have really taken, for which the level must be this process's own"},
 		{"block", s.Block != 0, "teams share one line, and the burst of one would block all"},

@@ -222,11 +222,16 @@ func resolve(s *Shape, set *settings) (err error) {
 	return nil
 }
 
+// skipPreflight is the only word of Skip.
+const skipPreflight = "preflight"
+
 // readAnswers checks the fields about answers.
 func readAnswers(s *Shape, _ *settings) error {
 	switch {
 	case s.RetrySpread < 0:
 		return fmt.Errorf("retry_spread: %v, must be at least 0", time.Duration(s.RetrySpread))
+	case s.Skip != "" && s.Skip != skipPreflight:
+		return fmt.Errorf("skip: %q, must be %s", s.Skip, skipPreflight)
 	case s.VerdictHeader != "" && !isFieldName(s.VerdictHeader):
 		return fmt.Errorf("verdict_header: %q, must be the name of a header field", s.VerdictHeader)
 	}

@@ -86,6 +86,10 @@ type Shape struct {
 	// MaxCost is the most that a request costs whose Cost has placeholders; 0 means 1000.
 	MaxCost int `json:"max_cost,omitempty"`
 
+	// Skip names the requests that pass without a look at the limits: preflight are those by which a browser asks
+	// whether a page of another origin may send a request. They have no key and no token.
+	Skip string `json:"skip,omitempty"`
+
 	// Site are limits of all requests together. Their line comes behind the lines of the keys.
 	Site string `json:"site,omitempty"`
 

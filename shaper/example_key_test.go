@@ -115,3 +115,35 @@ func ExampleWithFairQueue() {
 
 	// Output: a b a a
 }
+
+// The preflights of all browsers have the empty key, as they have no API key.
+func ExampleIsPreflight() {
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
+	if err != nil {
+		panic(err)
+	}
+	free := shaper.WithCost(func(r *http.Request) int {
+		if shaper.IsPreflight(r) {
+			return 0
+		}
+		return 1
+	})
+	site := g.Middleware(shaper.ByHeader("X-Api-Key"), free)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	ask := func(method string, fields ...string) {
+		w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/", nil)
+		for _, name := range fields {
+			r.Header.Set(name, "PUT")
+		}
+		site.ServeHTTP(w, r)
+		fmt.Print(w.Code, " ")
+	}
+	for range 3 {
+		ask(http.MethodOptions, "Origin", "Access-Control-Request-Method")
+	}
+	ask(http.MethodOptions, "Origin")                              // It may be for all that a page asks for,
+	ask(http.MethodOptions, "Access-Control-Request-Method")       // and this comes from no page,
+	ask(http.MethodPut, "Origin", "Access-Control-Request-Method") // and this asks for nothing.
+	// Output: 204 204 204 204 429 429
+}

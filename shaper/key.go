@@ -60,6 +60,21 @@ func By(keys ...KeyFunc) KeyFunc {
 	}
 }
 
+// IsPreflight reports whether a request is one by which a browser asks whether a page of another origin may send another
+// request (CORS). A browser sends no API key and no token with it. Let it pass by its cost:
+//
+//	shaper.WithCost(func(r *http.Request) int {
+//		if shaper.IsPreflight(r) {
+//			return 0
+//		}
+//		return 1
+//	})
+//
+// Anybody can send such a request, so it should get no further than to a handler that answers it.
+func IsPreflight(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != ""
+}
+
 // ByHeader returns a [KeyFunc] whose key is the value of a header field, such as an API
 // key or the name of a tenant. A missing or empty field gives the empty key. So does a
 // field that comes in several lines: if the handler used one of two values and the key
@@ -70,6 +85,8 @@ func By(keys ...KeyFunc) KeyFunc {
 // where a proxy or an outer handler has checked or set the value, and elsewhere beside a
 // limit by [ByClientIP]. Keys are shown in statistics: replace a secret value by the
 // name of its owner first.
+//
+// A browser sends no such field with its preflights, so these all have the empty key: see [IsPreflight].
 //
 // A value longer than 256 bytes is cut as by [Join]. If name is no field name (RFC 9110,
 // section 5.1), every call returns an error.
