@@ -20,9 +20,14 @@
 // # One bucket
 //
 // The limits of a [Quota] need one bucket only. Its units are millionths of a minute's
-// quota, and a call costs the largest of its shares ([Quota.Cost]). So no limit can be exceeded,
+// quota, and a call costs the largest of its shares ([Quota.Cost]). So all limits are kept at once,
 // there is one line and one decision, and predictions are exact. What one bucket gives away is what
 // calls of different shape could have used beside each other: docs/llm.md has the figures.
+//
+// To keep a limit means: any span W sees at most Burst + Rate × W of it. With a burst of 30 s up
+// to 150 % of a minute's quota may leave in the first minute after a pause. A provider whose own
+// bucket holds a minute's quota has room for it. For one that counts each rolling minute take two
+// thirds of its quota then.
 //
 // # Nothing is free
 //

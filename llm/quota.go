@@ -116,7 +116,7 @@ func ParseWeights(text string) (map[string]int, error) {
 }
 
 // Cost returns what a call costs in a bucket of [Quota.Limits]: the largest of its shares of the
-// quota, in millionths, rounded up, from 1 to 1e6. So no limit of q is exceeded, except by a
+// quota, in millionths, rounded up, from 1 to 1e6. So the bucket keeps each limit of q, except for a
 // call that alone takes more than a minute's quota: it costs 1e6, and the provider decides
 // about it. A negative number of tokens counts as 0.
 func (q Quota) Cost(u Usage) int {

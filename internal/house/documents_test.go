@@ -369,6 +369,19 @@ func TestTablesOfBenchmarksAreChecked(t *testing.T) {
 	}
 }
 
+// Who runs a gateway looks the metrics of the board up, so each stands in its document, as far as the program has it.
+func TestTheDocumentedTableOfAGatewaysMetricsHasThemAll(t *testing.T) {
+	metrics := func(file string) []string {
+		names := regexp.MustCompile(`\bshaper_llm_\w+`).FindAllString(read(t, file), -1)
+		slices.Sort(names)
+		return slices.Compact(names)
+	}
+	told := metrics("../../llm/promledger/promledger.go")
+	require.NotEmpty(t, told)
+	require.Equal(t, told, metrics("../../docs/gateway.md"))
+	require.Subset(t, told, metrics("../../deploy/grafana/shaper.json"))
+}
+
 // figuresOf returns the median of every figure in a file of benchmark results, by the
 // name of its benchmark and its unit, with a space between them; and with "lowest " or
 // "highest " before that name, what its lowest and its highest round have.
