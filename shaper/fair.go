@@ -344,7 +344,7 @@ func (k keyOfShaper) enter(ctx context.Context, n int, kind entryKind) (release 
 }
 
 func (k keyOfShaper) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
-	v, err := reserveIn(ctx, k.Shaper, k.key, estimate, kind)
+	v, err := k.Shaper.reserve(ctx, k.key, estimate, kind)
 	if err != nil {
 		return nil, err
 	}

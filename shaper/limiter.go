@@ -85,7 +85,7 @@ func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (releas
 }
 
 func (s shaperLimiter) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
-	v, err := reserveIn(ctx, s.Shaper, nil, estimate, kind)
+	v, err := s.Shaper.reserve(ctx, nil, estimate, kind)
 	if err != nil {
 		return nil, err
 	}

@@ -43,15 +43,15 @@ const publishAfter = 8
 // the flow if enough have been refused in a row.
 func (s *Shaper) publishAfterLocked(now, n int64) {
 	if s.inRow++; s.inRow >= publishAfter || s.stripes.audited() {
-		if p := newPublicationLocked(s, now, n); p != nil {
+		if p := s.publicationLocked(now, n); p != nil {
 			s.published.Store(p)
 		}
 	}
 }
 
-// newPublicationLocked returns the view of the flow after a refusal of a request of cost n, to be
+// publicationLocked returns the view of the flow after a refusal of a request of cost n, to be
 // published; nil if something is in force for which refusals need the lock.
-func newPublicationLocked(s *Shaper, now, n int64) *publication {
+func (s *Shaper) publicationLocked(now, n int64) *publication {
 	f := &s.flow
 	if !s.plain || s.ordered || s.recorded || f.capped() || s.phase != open {
 		return nil

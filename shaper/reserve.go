@@ -34,13 +34,13 @@ import (
 // A [Shaper.Snapshot] does not have the reservations that are open: their estimates stand in it. With a level in a [Bucket]
 // ([WithBucket]) the estimate stands, too, and settle only releases the seat.
 func (s *Shaper) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
-	v, err := reserveIn(ctx, s, nil, estimate, newcomer)
+	v, err := s.reserve(ctx, nil, estimate, newcomer)
 	return v.orNothing(), err
 }
 
-// reserveIn is Reserve for a request with a key, or nil, with a reservation in place of a function; nil with
+// reserve is Reserve for a request with a key, or nil, with a reservation in place of a function; nil with
 // an error.
-func reserveIn(ctx context.Context, s *Shaper, key any, estimate int, kind entryKind) (*reservation, error) {
+func (s *Shaper) reserve(ctx context.Context, key any, estimate int, kind entryKind) (*reservation, error) {
 	v := newReservation(estimate)
 	r := &request{ctx: ctx, key: key, cost: v.estimate, kind: kind, releases: true, with: &v.with}
 	_, err := s.wait(r)
@@ -50,7 +50,7 @@ func reserveIn(ctx context.Context, s *Shaper, key any, estimate int, kind entry
 // Spend is [Shaper.Do] for such a request: f returns the cost, also together with an error. If f panics, the
 // estimate stands.
 func (s *Shaper) Spend(ctx context.Context, estimate int, f func(context.Context) (actual int, err error)) error {
-	v, err := reserveIn(ctx, s, nil, estimate, newcomer)
+	v, err := s.reserve(ctx, nil, estimate, newcomer)
 	if err != nil {
 		return err
 	}
