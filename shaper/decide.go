@@ -196,7 +196,7 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 		return d.refuseLocked(f, now, r, j.refusal)
 	case j.wait == 0:
 		return d.passLocked(f, now, r)
-	case d.phase == draining && d.waiting == 0 && d.onDrain != nil && !d.onDrain(true): // Only a reentry is not refused while the line drains.
+	case d.phase == draining && d.waiting == 0 && d.host != nil && !d.host.drains(true): // Only a reentry is not refused while the line drains.
 		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed})
 	}
 	if d.ordered {
@@ -259,7 +259,7 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 	f.entered = now
 	f.bucket.cold.refused.count(why.reason)
 	f.bucket.cold.refusedAt = now
-	if d.keyed {
+	if d.totals != nil {
 		d.totals.refused.count(why.reason)
 	}
 	d.refusalRing.add(now, r.cost, why)

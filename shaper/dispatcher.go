@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
-	"example.com/leakybucket/shaper/internal/keyed"
 )
 
 // Flows share a dispatcher: a lock, a clock, and a ticker that lets the heads of
@@ -27,7 +26,6 @@ type dispatcher struct {
 	// Every call reads the fields from here to recorded. They are in one cache line of 64 bytes.
 	origin
 	hasHooks bool // there are hooks in trace
-	keyed    bool // it belongs to a Group, whose flows come and go
 	plain    bool // nothing is attached that decides upon newcomers
 	ordered  bool // the line has an order
 	capped   bool // of a Shaper: there is a cap
@@ -56,14 +54,7 @@ type dispatcher struct {
 	stripes  *refusalStripes // nil: nothing has been published yet
 	watch
 	*attachments
-
-	sweepTimer *keyed.Timer // nil: it belongs to a Shaper
-
-	// onDrain is called with the lock held while a shard of a [Group] is draining: with false when
-	// the last request has left its lines, which may be told again, and with true when a request
-	// is about to enter the empty lines once more. It reports whether that may enter: the shards
-	// end their drain together, and have not ended it yet. nil: it belongs to a [Shaper].
-	onDrain func(waits bool) (goesOn bool)
+	host host // nil: the only flow is always there
 }
 
 // attachments are what options attach to a dispatcher, beside the order of its line.
@@ -95,6 +86,18 @@ func (d *dispatcher) changesLocked() {
 	if d.levels != nil {
 		d.levels.changes()
 	}
+}
+
+// A host is a container of flows that come and go, which share a dispatcher. Such flows have a line only while a
+// request waits or has a seat. The flow of a [Shaper] has no host. The hosts are the shards of a [Group]
+// (group.go). The lock is held when the methods are called.
+type host interface {
+	// drains is called during a drain: with false when the last request has left the lines, which may be told
+	// again, and with true when a request is about to enter the empty lines once more. It reports whether that
+	// may enter: several hosts end their drain together, and have not ended it yet.
+	drains(waits bool) (goesOn bool)
+	// arm is called before the lock is released, after anything has changed.
+	arm(now int64)
 }
 
 // A gate judges newcomers beside the engine, or in its place. A plain dispatcher has none. Behind it are
@@ -233,7 +236,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			d.measureSpacingLocked(ln, at, w.cost)
 			missed := b.coldOrNone().missed
 			ln.since, _ = b.release(ln.since, at, w.cost)
-			if d.keyed {
+			if d.totals != nil {
 				d.totals.missed += b.coldOrNone().missed - missed
 			}
 			if w.accounted {
@@ -286,7 +289,7 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 	if ln == nil {
 		return
 	}
-	if d.keyed && ln.head == nil && ln.seatsTaken == 0 {
+	if d.host != nil && ln.head == nil && ln.seatsTaken == 0 {
 		f.line = nil
 	}
 }
@@ -307,8 +310,8 @@ func (d *dispatcher) unlockAndArm() {
 		}
 		d.rearm = false
 		d.publishNextLocked()
-		if d.sweepTimer != nil {
-			d.sweepTimer.Arm(d.clock)
+		if d.host != nil {
+			d.host.arm(d.clock)
 		}
 	}
 	d.mu.Unlock()

@@ -162,6 +162,7 @@ type keyShard[K comparable] struct {
 	plans        plans
 	unlimitedBy  Limits // of the latest call that was given unlimited
 	wheel        keyed.Wheel[K, flow]
+	sweepTimer   *keyed.Timer
 	reloads      int
 	overflowed   uint64
 	limitErrors  uint64
@@ -239,10 +240,9 @@ func (g *Group[K]) makeShards(o options) {
 func (g *Group[K]) newShard(o options) *keyShard[K] {
 	s := &keyShard[K]{group: g, table: keyed.NewTable[K, flow](&g.counts), overrides: keyed.NewOverrides[K, Limits](&g.overridden)}
 	s.prepare(o, &g.ticker)
-	s.keyed, s.totals = true, new(totals)
+	s.host, s.totals = s, new(totals)
 	s.waiters.most = int32(maxSpares / len(g.all))
 	s.sweepTimer = keyed.NewTimer(s.sweep)
-	s.onDrain = s.onDrainLocked
 	s.dropAllLocked()
 	return s
 }

@@ -97,13 +97,13 @@ func (s *keyShard[K]) beginDrain() {
 	s.beginDrainLocked(s.lockAndAdvance())
 	defer s.unlockAndArm()
 	if s.waiting > 0 {
-		s.onDrainLocked(true)
+		s.drains(true)
 	}
 }
 
-// onDrainLocked is dispatcher.onDrain. When no request waits any more in the last shard, the drain
+// drains is host.drains. When no request waits any more in the last shard, the drain
 // ends, and all shards are closed: in a goroutine, because closing takes their locks.
-func (s *keyShard[K]) onDrainLocked(waits bool) bool {
+func (s *keyShard[K]) drains(waits bool) bool {
 	switch {
 	case waits && !s.isAwaited:
 		s.isAwaited = s.group.drain.join()

@@ -305,6 +305,9 @@ func (s *keyShard[K]) rescheduleAfter(kf *keyedFlow[K]) {
 	s.rescheduleLocked(kf)
 }
 
+// arm is host.arm: it arms the timer of the sweep.
+func (s *keyShard[K]) arm(now int64) { s.sweepTimer.Arm(now) }
+
 // sweep is called by the timer. It deletes the buckets that are drained.
 func (s *keyShard[K]) sweep() {
 	now := s.lockAndAdvance()

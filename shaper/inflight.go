@@ -104,7 +104,7 @@ func (held *seat) release(d *dispatcher, f *flow) {
 			f.noteSeatTime(int64(time.Since(d.epoch)) - int64(*held))
 		}
 		*held = released
-		if d.keyed {
+		if d.host != nil {
 			d.updateDepartureLocked(f)
 		}
 	}

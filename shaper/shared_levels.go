@@ -250,8 +250,8 @@ func (s *sharedLevels) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for f, sf := range s.flows {
-		sf.DropAll()                         // Units that could not be given back are lost.
-		if d.keyed && sf.meter.asking == 0 { // Its flow is gone.
+		sf.DropAll()                               // Units that could not be given back are lost.
+		if d.host != nil && sf.meter.asking == 0 { // Its flow is gone.
 			s.drop(f)
 		}
 	}

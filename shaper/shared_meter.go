@@ -285,7 +285,7 @@ func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t
 func (m *meter) endAskLocked() {
 	sf, d := m.sf, m.sf.d
 	f := sf.f
-	if m.asking--; m.asking == 0 && d.phase == closed && d.keyed {
+	if m.asking--; m.asking == 0 && d.phase == closed && d.host != nil {
 		sf.all.drop(f)
 	}
 	if f.capped() {

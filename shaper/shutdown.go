@@ -114,8 +114,8 @@ func errorOf(ctx context.Context) error { return cmp.Or(ctx.Err(), context.Cance
 
 // endDrainLocked ends a drain, as no request is in line any more.
 func (d *dispatcher) endDrainLocked() {
-	if d.onDrain != nil {
-		d.onDrain(false)
+	if d.host != nil {
+		d.host.drains(false)
 		return
 	}
 	d.phase = closed

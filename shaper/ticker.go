@@ -273,7 +273,7 @@ func (t *ticker) chooseAlarmLocked(now int64) {
 	switch {
 	case density < 1:
 		t.failure = ""
-		if t.precise && !t.first.keyed { // In a Group, lines of different rates would open and close it again and again.
+		if t.precise && t.first.host == nil { // Lines of different rates would open and close it again and again.
 			t.useTimerLocked()
 		}
 	case !t.precise && now >= t.retryFileAt:

@@ -162,7 +162,7 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 		why = rejection{reason: refusedFull, retryAfter: f.line.order.refusal(w)}
 	}
 	d.countRefusalLocked(f, r.entered, w.at, why.reason)
-	if !d.keyed { // A Group knows the key, and logs it itself.
+	if d.host == nil { // A host knows the key, and logs it itself.
 		d.keepRefusalLocked(w.at, r.cost, why)
 		if d.keysRefused != nil {
 			d.keepRefusedKeyLocked(r.key)
