@@ -34,8 +34,34 @@ type request struct {
 
 // companions are what few requests have beside them.
 type companions struct {
-	account account  // nil: no ledger keeps one
-	arrival *arrival // if it waits and is recorded
+	account account // nil: no ledger keeps one
+	ender   ender   // is told of the end of its wait; nil: nobody is
+}
+
+// An ender is told of the end of a request that has waited. The lock is held.
+type ender interface{ ended(waited int64, err error) }
+
+// tellEnd lets e be told of the end of a request that waits; nil: nobody is told.
+func (r *request) tellEnd(e ender) {
+	if e == nil {
+		return
+	}
+	if r.with == nil {
+		r.with = new(companions)
+	}
+	r.with.ender = e
+}
+
+// arrived are the parts of a request that a watcher is told.
+type arrived struct {
+	at, cost, deadline int64
+	kind               entryKind
+	verdict            *Verdict
+}
+
+// arrived returns the parts of a request that came at an instant.
+func (r *request) arrived(at int64) arrived {
+	return arrived{at, r.cost, r.deadline, r.kind, r.verdict}
 }
 
 // An account is kept for a request by the ledger of the bucket that it leaves. The lock is held when it is told
@@ -246,30 +272,14 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 		f.lineOrNew().seatsTaken++
 		r.seat = d.seats.take(f, f.bucket.departures, now)
 	}
-	d.countPassLocked(f, now)
+	f.countPass(d.totals, now)
 	return decision{event: departedEvent} // Nobody is in line, or it would wait behind them.
 }
 
 // refuseLocked refuses a request. It makes an error only if that is seen.
 func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection) decision {
-	if f.bucket.cold == nil || d.refusalRing == nil {
-		d.prepareRefusalLocked(f)
-	}
-	// This is countRefusalLocked and keepRefusalLocked, for a request that came now.
-	f.entered = now
-	f.bucket.cold.refused.count(why.reason)
-	f.bucket.cold.refusedAt = now
-	if d.totals != nil {
-		d.totals.refused.count(why.reason)
-	}
-	d.refusalRing.add(now, r.cost, why)
-	if d.keysRefused != nil {
-		d.keepRefusedKeyLocked(r.key)
-	}
-	var err error
-	if r.kind != allow || d.trace.Refused != nil {
-		err = d.refusalRing.newError(why)
-	}
+	f.countRefusal(d.totals, now, now, why.reason)
+	err := d.watcher.refused(now, r.cost, r.key, why, r.kind != allow || d.trace.Refused != nil)
 	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
 }
 
@@ -287,9 +297,9 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	if ln.enter(w, r); ln.head != head {
 		ln.beginHead(now)
 		if ln.len == 1 {
-			ln.beginAfter(now)
+			d.watcher.begins(ln, now)
 		} else {
-			ln.noteNewHead(now)
+			d.watcher.newHead(ln, now)
 		}
 	}
 	d.waiting++

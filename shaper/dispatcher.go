@@ -23,23 +23,23 @@ type dispatcher struct {
 	ticker *ticker // it may serve other dispatchers too
 	name   string
 
-	// Every call reads the fields from here to recorded. They are in one cache line of 64 bytes.
+	// Every call reads the fields from here to watched. They are in one cache line of 64 bytes.
 	origin
 	hasHooks bool // there are hooks in trace
 	plain    bool // nothing is attached that decides upon newcomers
 	ordered  bool // the line has an order
 	capped   bool // of a Shaper: there is a cap
 
-	mu       sync.Mutex
-	waiting  int32        // in all lines
-	inRow    uint8        // how many calls have been refused in a row, modulo 256; see publishAfter
-	clock    int64        // the latest instant seen
-	next     atomic.Int64 // when a head is to leave next; forever: no head is. Written under the lock, and read without it by the ticker
-	rearm    bool         // next must be published before the lock is released
-	phase    phase
-	recorded bool    // there is a Recording
-	served   bool    // the ticker counts it among those that have a line; changed under the ticker's lock, too
-	density  float32 // only the ticker goroutine uses it; see noteDensity
+	mu      sync.Mutex
+	waiting int32        // in all lines
+	inRow   uint8        // how many calls have been refused in a row, modulo 256; see publishAfter
+	clock   int64        // the latest instant seen
+	next    atomic.Int64 // when a head is to leave next; forever: no head is. Written under the lock, and read without it by the ticker
+	rearm   bool         // next must be published before the lock is released
+	phase   phase
+	watched bool    // the watcher is to be told of each decision
+	served  bool    // the ticker counts it among those that have a line; changed under the ticker's lock, too
+	density float32 // only the ticker goroutine uses it; see noteDensity
 
 	dirty *flow // its head or its seats have changed; due is not updated yet
 
@@ -52,9 +52,10 @@ type dispatcher struct {
 	waiters  waiterPool
 	seats    seatPool
 	stripes  *refusalStripes // nil: nothing has been published yet
-	watch
+	watcher  watcher
+	host     host    // nil: the only flow is always there
+	totals   *totals // of all flows of the host; nil: it has none
 	*attachments
-	host host // nil: the only flow is always there
 }
 
 // attachments are what options attach to a dispatcher, beside the order of its line.
@@ -98,6 +99,24 @@ type host interface {
 	drains(waits bool) (goesOn bool)
 	// arm is called before the lock is released, after anything has changed.
 	arm(now int64)
+}
+
+// A watcher is told what becomes of the requests of a dispatcher, for those who look at it. It decides nothing.
+// Behind it are histograms, the latest refusals and recordings (watch.go). The lock is held when its methods are
+// called.
+type watcher interface {
+	// decided is told of each decision, if dispatcher.watched is set. It returns who is to be told of the end of
+	// the request; nil: nobody, or the request does not wait.
+	decided(r arrived, key any, dec decision) ender
+	// left is told of each request that has left a line.
+	left(at, waited, cost int64, key any)
+	// refused is told of each refusal, and returns its error if that is seen.
+	refused(at, cost int64, key any, why rejection, seen bool) error
+
+	begins(ln *line, now int64)    // the first request has entered a line
+	newHead(ln *line, now int64)   // it has another head, and the one before has not left
+	departs(ln *line, at, n int64) // its head, of cost n, is about to leave
+	rescheduled(ln *line)          // its next departure is not of the schedule that the one before it had
 }
 
 // A gate judges newcomers beside the engine, or in its place. A plain dispatcher has none. Behind it are
@@ -146,8 +165,8 @@ func (d *dispatcher) planOf(l Limits) *plan {
 }
 
 // prepare makes the dispatcher ready for use, with a ticker that may serve others already.
-func (d *dispatcher) prepare(o options, t *ticker) {
-	d.name, d.trace = o.name, o.trace
+func (d *dispatcher) prepare(o options, t *ticker, w *watch) {
+	d.name, d.trace, d.watcher = o.name, o.trace, w
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
 	d.attachments = &noAttachments
 	d.waiters.most = maxSpares
@@ -157,9 +176,7 @@ func (d *dispatcher) prepare(o options, t *ticker) {
 		d.attachments = new(attachments)
 		*d.attachments = attached
 	}
-	if o.fair != nil {
-		d.ordered, d.keysRefused = true, new([keptRefusals]any)
-	}
+	d.ordered = o.fair != nil
 }
 
 // maxClock keeps instants far from overflow. No process lives for 280 years.
@@ -233,7 +250,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		}
 		b := &ln.flow.bucket
 		if lv := ln.flow.level(); lv == nil {
-			d.measureSpacingLocked(ln, at, w.cost)
+			d.watcher.departs(ln, at, w.cost)
 			missed := b.coldOrNone().missed
 			ln.since, _ = b.release(ln.since, at, w.cost)
 			if d.totals != nil {
@@ -259,8 +276,8 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		d.updateDepartureLocked(ln.flow)
 		switch {
 		case d.letsAllThrough():
-			d.countDepartureLocked(ln.flow, admitted, at-admitted)
-			d.measureWaitLocked(at - admitted)
+			ln.flow.countDeparture(d.totals, admitted, at-admitted)
+			d.watcher.left(at, at-admitted, w.cost, nil)
 			d.waiters.keep(w)
 		case order == headLast && first == nil:
 			first = w
@@ -370,7 +387,7 @@ func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	if f.line != nil {
 		// A head that the new limits would have let leave sooner leaves now.
 		f.line.beginHead(now)
-		f.line.leftAt = unknown // The next spacing would be one of two rates.
+		d.watcher.rescheduled(f.line) // The next spacing would be one of two rates.
 	}
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)

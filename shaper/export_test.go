@@ -67,9 +67,9 @@ func AuditRefusalsInto(s *Shaper, compared *atomic.Int64) {
 		s.flow.bucket.idleUntil(now) // As lockFlow does.
 		due := s.waiting > 0 && s.flow.headMayLeave() <= now
 		want := s.judgeLocked(&s.flow, now, &r).refusal
-		if due || s.recorded || now < s.clock || want != why || int(p.waiting) != s.flow.waiting() {
+		if due || s.watched || now < s.clock || want != why || int(p.waiting) != s.flow.waiting() {
 			panic(fmt.Sprintf("refused without the lock at %d: %+v; with it, the clock at %d: %+v, a slot is due: %v, recorded: %v",
-				now, why, s.clock, want, due, s.recorded))
+				now, why, s.clock, want, due, s.watched))
 		}
 		compared.Add(1)
 	}

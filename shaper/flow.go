@@ -1,7 +1,6 @@
 package shaper
 
 import (
-	"math"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
@@ -17,8 +16,7 @@ type flow struct {
 	bucket bucket
 	line   *line // nil: no request waits or has a seat
 
-	// Counts; the rarer ones are in cold. (The shards of a [Group] have totals, which
-	// outlive its flows.)
+	// Counts; the rarer ones are in cold. (A host has totals.)
 	departed uint64
 	wait     int64 // the sum of the waits of those that departed, in nanoseconds
 	entered  int64 // when the latest call that was counted came; -1: there was none
@@ -262,6 +260,68 @@ func (f *flow) stats(now int64) Stats {
 	return st
 }
 
+// totals are the counts of all flows of a host together, which outlive the flows.
+type totals struct {
+	departed, abandoned uint64
+	refused             refusals
+	wait                int64   // the sum of the waits of those that departed, in nanoseconds
+	missed              float64 // cost units lost to lateness beyond slack
+	settlements
+}
+
+// add adds the counts of others.
+func (t *totals) add(o *totals) {
+	t.departed += o.departed
+	t.abandoned += o.abandoned
+	for i, n := range o.refused {
+		t.refused[i] += n
+	}
+	t.wait = exact.Sum(t.wait, o.wait)
+	t.missed += o.missed
+	t.settlements.add(&o.settlements)
+}
+
+// countPass counts a request that has left f as it came, now, also among all, unless t is nil.
+func (f *flow) countPass(t *totals, now int64) {
+	f.entered = now // No call has come later.
+	f.departed++
+	if t != nil {
+		t.departed++
+	}
+}
+
+// countDeparture counts a request that has left the line, as countPass does. It entered at the instant entered.
+func (f *flow) countDeparture(t *totals, entered, waited int64) {
+	f.entered = max(f.entered, entered)
+	f.departed++
+	f.wait = exact.Sum(f.wait, waited)
+	if t != nil {
+		t.departed++
+		t.wait = exact.Sum(t.wait, waited)
+	}
+}
+
+// countRefusal counts a request that came at the instant entered and was refused at the instant at, as countPass
+// does.
+func (f *flow) countRefusal(t *totals, entered, at int64, why reason) {
+	f.entered = max(f.entered, entered)
+	c := f.bucket.coldOrNew()
+	c.refused.count(why)
+	c.refusedAt = max(c.refusedAt, at)
+	if t != nil {
+		t.refused.count(why)
+	}
+}
+
+// countAbandonment counts a request whose context ended, as countPass does.
+func (f *flow) countAbandonment(t *totals, entered int64) {
+	f.entered = max(f.entered, entered)
+	f.bucket.coldOrNew().abandoned++
+	if t != nil {
+		t.abandoned++
+	}
+}
+
 // departures is a binary heap of the lines in which requests wait, ordered by the
 // slots of their heads: the head of d[0] is the next to leave. The lock of the
 // dispatcher guards it.
@@ -344,29 +404,6 @@ func (d departures) swap(i, j int) {
 	d[i].index, d[j].index = int32(i), int32(j)
 }
 
-// beginAfter records the departure that precedes the first departure out of a new line. At level 0 it
-// records none: that departure may be long ago, and not the schedule but a hold or the cap keeps the request.
-func (ln *line) beginAfter(now int64) {
-	b := &ln.flow.bucket
-	ln.leftAt, ln.above = unknown, 0
-	if !b.empty.After(exact.At(now)) {
-		return
-	}
-	ln.leftAt = b.lastLeftAt(now)
-	// From the same leftAt, so that on schedule the spacing is 1 even if that is too late by a
-	// multiple of 2³² units.
-	ln.above = float32(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.leftAt))) - float64(b.burst))
-}
-
-// noteNewHead notes if the request that has just become the head of the line is due already.
-// Then it was kept by the head before it, and not by the schedule. So no spacing is counted
-// for it, nor for the next one, as the level stays below Burst.
-func (ln *line) noteNewHead(now int64) {
-	if ln.head != nil && !ln.flow.bucket.due(ln.head.cost).After(exact.At(now)) {
-		ln.above = float32(math.NaN())
-	}
-}
-
 // beginHead notes that from now on nothing but its slot keeps the head of the line.
 func (ln *line) beginHead(now int64) {
 	ln.since = exact.At(now)
@@ -393,7 +430,7 @@ func (ln *line) giveUpLocked(d *dispatcher, w *waiter, now int64, s state) (newH
 		return false
 	}
 	ln.beginHead(now) // The next one may be due already, if it costs less. It could not leave before now.
-	ln.noteNewHead(now)
+	d.watcher.newHead(ln, now)
 	return true
 }
 

@@ -102,7 +102,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 	now := s.lockAndAdvance()
 	if kf = s.foundLocked(key, now, bucketFor(r)); kf != nil {
 		dec = s.decideLocked(&kf.Value, now, r)
-		if dec.event >= refusedEvent || s.recorded { // Of those that leave at once there is nothing to note.
+		if dec.event >= refusedEvent || s.watched { // Of those that leave at once there is nothing to note.
 			s.noteLocked(s, key, r, dec)
 		}
 		s.unlockAndArm()
@@ -159,8 +159,10 @@ func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decisio
 	if dec.event == refusedEvent || r.verdict != nil && r.verdict.Err != nil {
 		in.keepRefusedKeyLocked(key)
 	}
-	if s.recorded {
-		in.recordLocked(s.recordingsOf[key], in.clock, r, dec)
+	if s.watched {
+		if a := in.record(s.recordingsOf[key], r.arrived(in.clock), dec); a != nil {
+			r.tellEnd(a)
+		}
 	}
 }
 

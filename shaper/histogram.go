@@ -178,7 +178,7 @@ func (s *Shaper) Histograms() Histograms {
 	s.mustBeMade()
 	var m measures
 	s.lockAndAdvance()
-	m.addLocked(&s.dispatcher)
+	m.addLocked(s.measures)
 	departed, wait := s.flow.departed, s.flow.wait
 	s.unlockAndArm()
 	return m.histograms(departed, wait)
@@ -191,7 +191,7 @@ func (g *Group[K]) Histograms() Histograms {
 	var sum totals
 	for _, s := range g.all {
 		s.lockAndAdvance()
-		m.addLocked(&s.dispatcher)
+		m.addLocked(s.measures)
 		sum.add(s.totals)
 		s.unlockAndArm()
 	}

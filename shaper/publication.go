@@ -53,7 +53,7 @@ func (s *Shaper) publishAfterLocked(now, n int64) {
 // published; nil if something is in force for which refusals need the lock.
 func (s *Shaper) publicationLocked(now, n int64) *publication {
 	f := &s.flow
-	if !s.plain || s.ordered || s.recorded || f.capped() || s.phase != open {
+	if !s.plain || s.ordered || s.watched || f.capped() || s.phase != open {
 		return nil
 	}
 	if s.stripes == nil {

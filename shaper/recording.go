@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -40,7 +41,6 @@ type arrival struct {
 	at, deadline, cost int64
 	allow              bool
 	end                atomic.Pointer[ending] // nil: it still waits
-	with               companions             // of the request, if it has no others
 }
 
 // An ending is the outcome of an arrival. It never changes.
@@ -84,10 +84,10 @@ func (s *Shaper) Record(max int) *Recording {
 	s.lockAndAdvance() // Nothing is refused without the lock any more.
 	defer s.unlockAndArm()
 	s.recordings = append(s.recordings, r)
-	s.recorded = true
+	s.watched = true
 	r.remove = func() {
 		s.recordings = without(s.recordings, r)
-		s.recorded = len(s.recordings) > 0
+		s.watched = len(s.recordings) > 0
 	}
 	return r
 }
@@ -110,14 +110,14 @@ func (g *Group[K]) Record(key K, max int) *Recording {
 		s.recordingsOf = make(map[K][]*Recording)
 	}
 	s.recordingsOf[key] = append(s.recordingsOf[key], r)
-	s.recorded = true
+	s.watched = true
 	r.remove = func() {
 		if others := without(s.recordingsOf[key], r); len(others) > 0 {
 			s.recordingsOf[key] = others
 		} else {
 			delete(s.recordingsOf, key)
 		}
-		s.recorded = len(s.recordingsOf) > 0
+		s.watched = len(s.recordingsOf) > 0
 	}
 	return r
 }
@@ -195,6 +195,47 @@ func (r *Recording) addLeft(left departure) {
 		r.left[r.leftAll%uint64(r.max)] = left
 	}
 	r.leftAll++
+}
+
+// record adds a request to recordings, with the decision. It returns the arrival if the request waits, else nil.
+func (o *watch) record(into []*Recording, r arrived, dec decision) *arrival {
+	if len(into) == 0 || dec.event == noEvent || dec.event == askEvent {
+		return nil
+	}
+	a := &arrival{at: r.at, deadline: r.deadline, cost: r.cost, allow: r.kind == allow}
+	switch {
+	case r.verdict != nil:
+		a.ended(int64(r.verdict.Wait), r.verdict.Err)
+	case dec.waiter != nil:
+	case a.allow && dec.event == refusedEvent && dec.err == nil: // No RejectError is made for it.
+		a.ended(0, reasonErrors[o.refusalRing.last().reason])
+	default:
+		a.ended(0, dec.err)
+	}
+	for _, recording := range into {
+		recording.add(a)
+	}
+	if dec.waiter == nil || r.verdict != nil {
+		return nil
+	}
+	return a
+}
+
+// ended notes the outcome of a request.
+func (a *arrival) ended(waited int64, err error) { a.end.Store(&ending{waited, err}) }
+
+// recordLeft tells the recordings of a request with a key whose departure is counted.
+func (o *watch) recordLeft(at, cost int64, key any) {
+	name, ok := key.(string)
+	if len(o.recordings) == 0 || !ok {
+		return
+	}
+	if len(name) > maxRecordedKey {
+		name = strings.Clone(name[:maxRecordedKey]) // Else all of it would stay in memory.
+	}
+	for _, recording := range o.recordings {
+		recording.addLeft(departure{at, cost, name})
+	}
 }
 
 // value returns an arrival as it is now. The instants are on the clock of d.

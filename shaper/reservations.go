@@ -151,8 +151,8 @@ func (b *bucket) lowerTo(rest settle.Level, now int64) {
 // retimeLocked re-times the line of a flow after its level has changed.
 func (d *dispatcher) retimeLocked(f *flow, now int64) {
 	if f.line != nil {
-		f.line.leftAt = unknown // The next spacing would not be one of the schedule alone.
-		f.line.noteNewHead(now)
+		d.watcher.rescheduled(f.line)
+		d.watcher.newHead(f.line, now)
 	}
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)
@@ -175,10 +175,10 @@ func (f *flow) atMost(d *dispatcher, now int64, n int) {
 }
 
 // countSettledLocked counts a settlement for a flow, and in a [Group] for all.
-func (o *watch) countSettledLocked(f *flow, givenBack, charged, forfeited uint64) {
+func (d *dispatcher) countSettledLocked(f *flow, givenBack, charged, forfeited uint64) {
 	f.bucket.reservations().count(givenBack, charged, forfeited)
-	if o.totals != nil {
-		o.totals.count(givenBack, charged, forfeited)
+	if d.totals != nil {
+		d.totals.count(givenBack, charged, forfeited)
 	}
 }
 

@@ -33,6 +33,7 @@ type Shaper struct {
 	dispatcher
 	flow      flow
 	ownTicker ticker
+	watch     // the lock of the dispatcher guards it
 }
 
 // New makes a [Shaper] with limits l. The error comes from [Limits.Validate], or says which
@@ -64,7 +65,10 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	}
 	s := &Shaper{flow: flow{bucket: bucket{cold: new(cold)}, entered: -1}}
 	s.flow.lineOrNew().order = o.fair.newOrder()
-	s.prepare(o, &s.ownTicker)
+	s.prepare(o, &s.ownTicker, &s.watch)
+	if o.fair != nil {
+		s.keysRefused = new([keptRefusals]any)
+	}
 	s.flow.bucket.plan = s.planOf(l)
 	s.capped = s.flow.capped()
 	if s.levels != nil {
@@ -137,8 +141,8 @@ func (s *Shaper) enter(r *request) decision {
 	} else {
 		s.inRow = 0
 	}
-	if s.recorded {
-		s.recordDecisionLocked(now, r, dec)
+	if s.watched {
+		r.tellEnd(s.watcher.decided(r.arrived(now), r.key, dec))
 	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
@@ -159,21 +163,13 @@ func (s *Shaper) enter(r *request) decision {
 func (s *Shaper) askAndAnnounce(r *request) decision {
 	asked := *r // The level keeps it, and r is on the stack of its call.
 	dec := s.flow.level().ask(&asked, func(now int64, dec decision) {
-		if s.recorded {
-			s.recordDecisionLocked(now, &asked, dec)
+		if s.watched {
+			asked.tellEnd(s.watcher.decided(asked.arrived(now), asked.key, dec))
 		}
 	})
 	*r = asked
 	r.announce(&s.dispatcher, &s.flow, dec)
 	return dec
-}
-
-// recordDecisionLocked adds a request to all recordings, with the decision.
-func (s *Shaper) recordDecisionLocked(now int64, r *request, dec decision) {
-	s.recordLocked(s.recordings, now, r, dec)
-	if dec.event == departedEvent {
-		s.recordLeftLocked(r, now)
-	}
 }
 
 // Allow is shorthand for AllowN(1).

@@ -97,7 +97,7 @@ func (m *meter) awaitAnswer(q *question, note func(now int64, dec decision)) dec
 	if !q.ended {
 		// The others are asked for all the same. Units that are taken for this one are dropped.
 		q.ended, q.entered = true, now
-		d.countAbandonmentLocked(sf.f, now)
+		sf.f.countAbandonment(d.totals, now)
 		q.dec = decision{err: cmp.Or(gone, context.Canceled), event: abandonedEvent, waiting: int32(sf.f.waiting())}
 		if i := slices.Index(m.questions, q); i >= 0 {
 			m.questions = slices.Delete(m.questions, i, i+1)
@@ -256,7 +256,7 @@ func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t
 			m.endQuestionLocked(q, func() decision {
 				switch r := q.request; {
 				case gone[i] != nil:
-					d.countAbandonmentLocked(f, now)
+					f.countAbandonment(d.totals, now)
 					return decision{err: gone[i], event: abandonedEvent, waiting: int32(f.waiting())}
 				case d.phase == closed:
 					return d.refuseLocked(f, now, r, rejection{reason: refusedClosed})
@@ -342,7 +342,7 @@ func (m *meter) answeredLocked(r *request, t Take, a answer) (dec decision, done
 	}
 	switch {
 	case gone != nil:
-		d.countAbandonmentLocked(f, now)
+		f.countAbandonment(d.totals, now)
 		return decision{err: gone, event: abandonedEvent, waiting: int32(f.waiting())}, true
 	case d.phase == closed:
 		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed}), true

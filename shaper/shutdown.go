@@ -91,7 +91,7 @@ func (d *dispatcher) refuseLinesLocked(now int64) {
 		for w := ln.head; w != nil; w = ln.head {
 			if d.letsAllThrough() {
 				ln.giveUpLocked(d, w, now, refused)
-				d.countRefusalLocked(ln.flow, w.at, now, refusedClosed)
+				ln.flow.countRefusal(d.totals, w.at, now, refusedClosed)
 				d.waiters.keep(w)
 				continue
 			}

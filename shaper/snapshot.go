@@ -208,7 +208,7 @@ func (r *restoredLevel) restore(d *dispatcher, f *flow, now int64) {
 		d.gate.keepOut(f, exact.Sum(r.now, remaining))
 	}
 	if f.line != nil {
-		f.line.leftAt = unknown // The next spacing would not be one of the line's own.
+		d.watcher.rescheduled(f.line)
 	}
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)

@@ -149,6 +149,22 @@ func (r *request) takeOutcome(d *dispatcher, f *flow, w *waiter) (at int64, dec 
 	return at, dec
 }
 
+// endedLocked counts a request that has waited until an instant, and tells of its end. A refusal has been
+// counted with its reason.
+func (d *dispatcher) endedLocked(f *flow, r *request, at int64, dec *decision) {
+	waited := at - r.entered
+	switch dec.event {
+	case departedEvent:
+		f.countDeparture(d.totals, r.entered, waited)
+		d.watcher.left(at, waited, r.cost, r.key)
+	case abandonedEvent:
+		f.countAbandonment(d.totals, r.entered)
+	}
+	if r.with != nil && r.with.ender != nil {
+		r.with.ender.ended(waited, dec.err)
+	}
+}
+
 // rejectInLineLocked counts a request that was refused while it waited, and returns its error.
 func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 	why := rejection{reason: refusedClosed}
@@ -161,12 +177,9 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 	case pushedOut:
 		why = rejection{reason: refusedFull, retryAfter: f.line.order.refusal(w)}
 	}
-	d.countRefusalLocked(f, r.entered, w.at, why.reason)
-	if d.host == nil { // A host knows the key, and logs it itself.
-		d.keepRefusalLocked(w.at, r.cost, why)
-		if d.keysRefused != nil {
-			d.keepRefusedKeyLocked(r.key)
-		}
+	f.countRefusal(d.totals, r.entered, w.at, why.reason)
+	if d.host == nil { // A host knows the key, and tells of it itself.
+		_ = d.watcher.refused(w.at, r.cost, r.key, why, false)
 	}
 	err := why.value()
 	return &err
@@ -199,7 +212,7 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 			f.bucket.ledger().givesUp(&f.bucket, w)
 		}
 		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {
-			f.line.leftAt = unknown
+			d.watcher.rescheduled(f.line)
 		}
 		if f.capped() {
 			f.freeSeat(now)

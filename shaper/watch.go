@@ -4,85 +4,53 @@ import (
 	"cmp"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
 )
 
-// A watch keeps the news of a dispatcher's requests for those who look at it: counts, histograms,
-// the latest refusals, and recordings. It decides nothing.
+// A watch is the watcher of a [Shaper], or of a shard of a [Group]: it keeps histograms, the latest refusals,
+// and recordings.
 type watch struct {
-	totals      *totals      // of all keys together; nil: it belongs to a Shaper
-	measures    *measures    // nil: no request has waited yet
-	refusalRing *refusalRing // nil: no request has been refused yet
-
+	measures    *measures          // nil: no request has waited yet
+	refusalRing *refusalRing       // nil: no request has been refused yet
 	keysRefused *[keptRefusals]any // the keys of refusalRing; nil: requests have no keys that it knows
 	recordings  []*Recording       // of a Shaper
 }
 
-// totals are the counts of all flows of a [Group] together, which outlive the flows. A
-// [Shaper] has one flow, and does not use them.
-type totals struct {
-	departed, abandoned uint64
-	refused             refusals
-	wait                int64   // the sum of the waits of those that departed, in nanoseconds
-	missed              float64 // cost units lost to lateness beyond slack
-	settlements
+// refused remembers a refusal.
+func (o *watch) refused(at, cost int64, key any, why rejection, seen bool) error {
+	ring := o.refusalRing
+	if ring == nil {
+		ring = o.refusalRingLocked()
+	}
+	ring.add(at, cost, why)
+	if o.keysRefused != nil {
+		o.keysRefused[(ring.count-1)%keptRefusals] = key
+	}
+	if !seen {
+		return nil
+	}
+	return ring.newError(why)
 }
 
-// add adds the counts of others.
-func (t *totals) add(o *totals) {
-	t.departed += o.departed
-	t.abandoned += o.abandoned
-	for i, n := range o.refused {
-		t.refused[i] += n
+// left counts for how long a request has waited, and tells the recordings that it has left.
+func (o *watch) left(at, waited, cost int64, key any) {
+	if waited > 0 {
+		countIn(o.measuresLocked().waits[:], lowestWait, time.Duration(waited).Seconds())
 	}
-	t.wait = exact.Sum(t.wait, o.wait)
-	t.missed += o.missed
-	t.settlements.add(&o.settlements)
+	o.recordLeft(at, cost, key)
 }
 
-// countPassLocked counts a request that has left f as it came, now.
-func (o *watch) countPassLocked(f *flow, now int64) {
-	f.entered = now // No call has come later.
-	f.departed++
-	if o.totals != nil {
-		o.totals.departed++
+// decided adds a request to the recordings of a [Shaper], with the decision.
+func (o *watch) decided(a arrived, key any, dec decision) (e ender) {
+	if a := o.record(o.recordings, a, dec); a != nil {
+		e = a
 	}
-}
-
-// countDepartureLocked counts a request that has left the line of f. It entered at the instant
-// entered and waited for waited nanoseconds.
-func (o *watch) countDepartureLocked(f *flow, entered, waited int64) {
-	f.entered = max(f.entered, entered)
-	f.departed++
-	f.wait = exact.Sum(f.wait, waited)
-	if o.totals != nil {
-		o.totals.departed++
-		o.totals.wait = exact.Sum(o.totals.wait, waited)
+	if dec.event == departedEvent {
+		o.recordLeft(a.at, a.cost, key)
 	}
-}
-
-// countRefusalLocked counts a request that came at the instant entered and was refused at the
-// instant at, and why.
-func (o *watch) countRefusalLocked(f *flow, entered, at int64, why reason) {
-	f.entered = max(f.entered, entered)
-	c := f.bucket.coldOrNew()
-	c.refused.count(why)
-	c.refusedAt = max(c.refusedAt, at)
-	if o.totals != nil {
-		o.totals.refused.count(why)
-	}
-}
-
-// countAbandonmentLocked counts a request whose context ended.
-func (o *watch) countAbandonmentLocked(f *flow, entered int64) {
-	f.entered = max(f.entered, entered)
-	f.bucket.coldOrNew().abandoned++
-	if o.totals != nil {
-		o.totals.abandoned++
-	}
+	return e
 }
 
 // A refusalRing holds the latest refusals. A dispatcher gets one with its first refusal.
@@ -101,21 +69,13 @@ type refusalRecord struct {
 	reason     reason
 }
 
-// keepRefusalLocked remembers a refusal.
-func (o *watch) keepRefusalLocked(at, cost int64, why rejection) {
-	o.refusalRingLocked().add(at, cost, why)
-}
-
-// keepRefusedKeyLocked notes the key of the latest refusal, if requests have keys.
-func (o *watch) keepRefusedKeyLocked(key any) {
-	o.keysRefused[(o.refusalRing.count-1)%keptRefusals] = key
-}
-
-// refusalRingLocked returns the refusalRing of a dispatcher, and makes it if there is none.
+// refusalRingLocked makes the refusalRing of a dispatcher.
+//
+// It is not inlined into refused, which takes less time without its call.
+//
+//go:noinline
 func (o *watch) refusalRingLocked() *refusalRing {
-	if o.refusalRing == nil {
-		o.refusalRing = new(refusalRing)
-	}
+	o.refusalRing = new(refusalRing)
 	return o.refusalRing
 }
 
@@ -155,70 +115,6 @@ func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []R
 	return found
 }
 
-// prepareRefusalLocked makes room for records of refusals. It is not inlined into
-// refuseLocked, which takes less time without its calls.
-//
-//go:noinline
-func (o *watch) prepareRefusalLocked(f *flow) {
-	f.bucket.coldOrNew()
-	o.refusalRingLocked()
-}
-
-// recordLocked adds a request to recordings, with the decision.
-func (o *watch) recordLocked(into []*Recording, now int64, r *request, dec decision) {
-	if len(into) == 0 || dec.event == noEvent || dec.event == askEvent {
-		return
-	}
-	a := &arrival{at: now, deadline: r.deadline, cost: r.cost, allow: r.kind == allow}
-	switch {
-	case r.verdict != nil:
-		a.end.Store(&ending{int64(r.verdict.Wait), r.verdict.Err})
-	case dec.waiter != nil:
-		if r.with == nil {
-			r.with = &a.with
-		}
-		r.with.arrival = a
-	case a.allow && dec.event == refusedEvent && dec.err == nil: // No RejectError is made for it.
-		a.end.Store(&ending{err: reasonErrors[o.refusalRing.last().reason]})
-	default:
-		a.end.Store(&ending{err: dec.err})
-	}
-	for _, recording := range into {
-		recording.add(a)
-	}
-}
-
-// recordLeftLocked tells the recordings of a departure that is counted, if requests have keys.
-func (o *watch) recordLeftLocked(r *request, at int64) {
-	if len(o.recordings) == 0 || o.keysRefused == nil {
-		return
-	}
-	key, _ := r.key.(string)
-	if len(key) > maxRecordedKey {
-		key = strings.Clone(key[:maxRecordedKey]) // Else all of it would stay in memory.
-	}
-	for _, recording := range o.recordings {
-		recording.addLeft(departure{at, r.cost, key})
-	}
-}
-
-// endedLocked is told of the end, at an instant, of a request that has waited. A refusal has been
-// counted with its reason.
-func (o *watch) endedLocked(f *flow, r *request, at int64, dec *decision) {
-	waited := at - r.entered
-	switch dec.event {
-	case departedEvent:
-		o.countDepartureLocked(f, r.entered, waited)
-		o.measureWaitLocked(waited)
-		o.recordLeftLocked(r, at)
-	case abandonedEvent:
-		o.countAbandonmentLocked(f, r.entered)
-	}
-	if r.with != nil && r.with.arrival != nil {
-		r.with.arrival.end.Store(&ending{waited, dec.err})
-	}
-}
-
 // measures has the counts of the [Histograms]. A dispatcher gets them with the first request
 // that waits. Requests that leave at once are not counted here: that would make their calls
 // a tenth slower. Their number follows from the counts of departures.
@@ -242,20 +138,38 @@ func (o *watch) measuresLocked() *measures {
 	return o.measures
 }
 
-// measureWaitLocked counts for how long a request that has left has waited.
-func (o *watch) measureWaitLocked(waited int64) {
-	if waited > 0 {
-		countIn(o.measuresLocked().waits[:], lowestWait, time.Duration(waited).Seconds())
-	}
-}
-
 // shortestSpacing is the least that the schedule may put between two departures for their
 // spacing to be counted, in intervals. Below it the rounding of lastLeftAt would show.
 const shortestSpacing = 1. / 4096
 
-// measureSpacingLocked counts the spacing of the departure that the head of a line, of cost
-// n, makes at an instant.
-func (o *watch) measureSpacingLocked(ln *line, at, n int64) {
+// begins records the departure that precedes the first departure out of a new line. At level 0 it
+// records none: that departure may be long ago, and not the schedule but a hold or the cap keeps the request.
+func (o *watch) begins(ln *line, now int64) {
+	b := &ln.flow.bucket
+	ln.leftAt, ln.above = unknown, 0
+	if !b.empty.After(exact.At(now)) {
+		return
+	}
+	ln.leftAt = b.lastLeftAt(now)
+	// From the same leftAt, so that on schedule the spacing is 1 even if that is too late by a
+	// multiple of 2³² units.
+	ln.above = float32(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.leftAt))) - float64(b.burst))
+}
+
+// newHead notes if the request that has just become the head of the line is due already.
+// Then it was kept by the head before it, and not by the schedule. So no spacing is counted
+// for it, nor for the next one, as the level stays below Burst.
+func (o *watch) newHead(ln *line, now int64) {
+	if ln.head != nil && !ln.flow.bucket.due(ln.head.cost).After(exact.At(now)) {
+		ln.above = float32(math.NaN())
+	}
+}
+
+// rescheduled notes that the next spacing would not be one of the schedule alone.
+func (o *watch) rescheduled(ln *line) { ln.leftAt = unknown }
+
+// departs counts the spacing of the departure that the head of a line, of cost n, makes at an instant.
+func (o *watch) departs(ln *line, at, n int64) {
 	b := &ln.flow.bucket
 	leftAt, scheduled := ln.leftAt, float64(ln.above)+float64(min(b.burst, n))
 	ln.leftAt, ln.above = at, float32(max(0, n-b.burst))
@@ -276,9 +190,8 @@ func (o *watch) measureSpacingLocked(ln *line, at, n int64) {
 	countIn(m.spacings[:], lowestSpacing, spacing)
 }
 
-// addLocked adds the counts of a dispatcher, if it has any.
-func (m *measures) addLocked(d *dispatcher) {
-	o := d.measures
+// addLocked adds the counts of others; nil: there are none.
+func (m *measures) addLocked(o *measures) {
 	if o == nil {
 		return
 	}
@@ -336,7 +249,7 @@ func (s *Shaper) Refusals() []Refusal {
 	s.mustBeMade()
 	var others []Refusal
 	var keys [keptRefusals]any
-	found := s.latestRefusals(func() {
+	found := s.latestRefusals(&s.dispatcher, func() {
 		others = s.stripes.latest(&s.dispatcher)
 		if s.keysRefused != nil {
 			keys = *s.keysRefused
@@ -359,7 +272,7 @@ func (g *Group[K]) Refusals() []Refusal {
 	var all []Refusal
 	for _, s := range g.all {
 		var keys [keptRefusals]refusedKey[K]
-		found := s.latestRefusals(func() {
+		found := s.latestRefusals(&s.dispatcher, func() {
 			if s.refusedKeys != nil {
 				keys = *s.refusedKeys
 			}
@@ -393,13 +306,13 @@ func (s *keyShard[K]) keepRefusedKeyLocked(key K) {
 	s.refusedKeys[(s.refusalRing.count-1)%keptRefusals] = refusedKey[K]{key, s.group.refusals.Add(1)}
 }
 
-// latestRefusals is Refusals for the refusals that the dispatcher has noted. also is called under
+// latestRefusals is Refusals for the refusals that a dispatcher has told of. also is called under
 // the lock. The Key of each [Refusal] is its number, for the caller to replace it.
-func (d *dispatcher) latestRefusals(also func()) []Refusal {
+func (o *watch) latestRefusals(d *dispatcher, also func()) []Refusal {
 	var log refusalRing
 	d.lockAndAdvance()
-	if d.refusalRing != nil {
-		log = *d.refusalRing
+	if o.refusalRing != nil {
+		log = *o.refusalRing
 	}
 	also()
 	d.unlockAndArm()
@@ -415,7 +328,7 @@ func (s *keyShard[K]) keepRefusedInLine(key K, r *request, at int64, err error) 
 		if rejected.Reason == ErrUnavailable {
 			why.reason = refusedUnavailable
 		}
-		s.keepRefusalLocked(at, r.cost, why)
+		s.refused(at, r.cost, nil, why, false)
 		s.keepRefusedKeyLocked(key)
 		s.unlockAndArm()
 	}
@@ -426,10 +339,10 @@ func (s *keyShard[K]) noteFailed(key K, r *request, err error) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	if rejected, ok := err.(*RejectError); ok {
-		s.keepRefusalLocked(now, r.cost, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter})
+		s.refused(now, r.cost, nil, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter}, false)
 		s.keepRefusedKeyLocked(key)
 	}
-	if s.recorded {
-		s.recordLocked(s.recordingsOf[key], now, r, decision{err: err, event: refusedEvent})
+	if s.watched {
+		s.record(s.recordingsOf[key], r.arrived(now), decision{err: err, event: refusedEvent})
 	}
 }
