@@ -74,7 +74,7 @@ var mostFilesNaming = map[string]int{
 // "file: name". The list may only become shorter, until there are 10, each with a reason.
 var wallExceptions = lines(`
 	fair: AtMost
-	fair: reserveIn
+	fair: reserve
 `)
 
 // lines returns the lines of a text that are not empty.
