@@ -1,17 +1,17 @@
-// Package fair decides in which order requests of many keys leave, so that the keys share what
-// leaves: self-clocked fair queueing (Golestani, 1994). It knows no time, no lock and no Shaper.
+// Package fair decides in which order the requests of many keys leave, so that each key gets its share
+// of a rate: self-clocked fair queueing (Golestani, 1994). It knows no time, no lock and no Shaper.
 //
 // An [Order] has a line for each key that has a request in it. A key pays cost/weight for each
-// of its requests that leaves. The tag of a request is what its key will have paid when the
-// request has left, and the head of a line with the least tag leaves next. Of equal tags the one
-// leaves first whose request has been the head of its line longest. A key that comes begins with the
-// greatest tag of a departure so far. That is never less than what the key had paid when its line
-// became empty, so a key without a line needs no memory, and gains nothing by being forgotten.
+// of its requests that leaves. The tag of a request is the sum of its key's payments after the
+// request has left, and the head with the least tag leaves next. Of equal tags the one leaves
+// first that has been the head of its line longest. A new line begins with the greatest tag of a
+// departure so far. No key had paid more when its line became empty. So a key without a
+// line needs no memory, and gains nothing by being forgotten.
 //
-// A line stores what its key has paid, and no tags: the tags follow from the costs in the line. So
-// when a request gives up, the tags behind it need no change.
+// A line stores the sum of its key's payments, and no tags: they follow from the costs in the line.
+// So when a request gives up, the tags behind it need no change.
 //
-// Tags are whole multiples of 2⁻³², in 128 bits. They are rounded down, and what is left over stays
+// Tags are whole multiples of 2⁻³², in 128 bits. They are rounded down, and the remainder stays
 // with the line, so that roundings of one line never add up.
 package fair
 
@@ -36,8 +36,8 @@ type Order[T any] struct {
 	admitted uint64   // how many requests have entered
 }
 
-// begin is the tag of the first departures. It is so high that nothing is subtracted from it
-// which would not fit, and so low that nothing is added to it which would not.
+// begin is the tag of the first departures, in the middle of the range: neither payments nor
+// refunds overflow.
 var begin = wide{high: 1 << 62}
 
 // A line has the requests of one key: those that are back for one more time, and behind them the
@@ -48,7 +48,7 @@ type line[T any] struct {
 	len         int32
 	first, last *Item[T]
 	lastReentry *Item[T] // nil: there is none
-	start, end  mark     // what the key has paid, and what it will have paid when the last request has left
+	start, end  mark     // the key's payments: so far, and after the last request has left
 	tag         wide     // of the first request
 	head        uint64   // the number of its present head among all heads: the less, the longer it has been the head
 	cost        wide     // of all its requests
@@ -110,7 +110,7 @@ func (o *Order[T]) lineOf(key string, weight int) *line[T] {
 	return ln
 }
 
-// reached returns the greatest tag of a departure so far: with what a key that comes begins.
+// reached returns the greatest tag of a departure so far, with which a new line begins.
 func (o *Order[T]) reached() wide {
 	if o.paid.less(begin) { // None has left yet.
 		return begin
@@ -224,11 +224,11 @@ func (o *Order[T]) update(ln *line[T], newHead bool) {
 	o.longest.update(ln)
 }
 
-// GiveBack undoes that a key has paid for its latest departure, of a cost. The key gets the turn
-// back if it has a line; else there is nothing to give back. It reports whether there is a line.
+// GiveBack refunds a key's payment for its latest departure, of a cost. Without a line there is
+// nothing to refund. It reports whether the key has a line.
 //
-// Of several departures in a row that are undone, the key gets back no more than what was paid for
-// the dearest. So no other key has to wait longer than for one request more, which is the promise.
+// Of several departures in a row that are undone, only the payment for the dearest is refunded. So
+// no other key has to wait for more than one further request, which is the promise.
 func (o *Order[T]) GiveBack(key string, cost int64) bool {
 	ln := o.lines[key]
 	if ln == nil {
@@ -249,10 +249,10 @@ func (o *Order[T]) GiveBack(key string, cost int64) bool {
 	return true
 }
 
-// Outlasting returns the request that would leave last, if it is another than a newcomer of a
-// key; nil if it is the newcomer. That is the last of the line with the greatest tag at its end; of
-// equal ones of the line that has more to pay until then, and of such ones the newcomer. A request
-// that PushReentry has let enter is never returned.
+// Outlasting returns the request in line that would leave after a newcomer of a key, and after all
+// others; nil if the newcomer would leave last. It is at the end of the line with the greatest tag
+// there. Of equal tags the line counts that has more to pay until then, and of equal lines the
+// newcomer. A request that PushReentry has let enter is never returned.
 func (o *Order[T]) Outlasting(key string, weight int, cost int64) *Item[T] {
 	own := o.viewOf(key, weight, cost, false)
 	ln := o.longestOfNewcomers()
@@ -285,8 +285,8 @@ func (o *Order[T]) longestOfNewcomers() (found *line[T]) {
 type newcomer[T any] struct {
 	turn[T]
 	line  *line[T] // of its key; nil: there is none
-	start mark     // what its key has paid
-	end   mark     // what its key will have paid when it has left; its tag
+	start mark     // its key's payments so far
+	end   mark     // its tag
 }
 
 // viewOf returns a newcomer.
@@ -313,13 +313,13 @@ func (o *Order[T]) viewOf(key string, weight int, cost int64, reentry bool) newc
 // A turn says when a request becomes the head of its line.
 type turn[T any] struct {
 	behind *Item[T] // the request before it in its line; nil: it is the head
-	after  mark     // what its key will have paid when that one has left
+	after  mark     // the tag of behind; the key's payments so far if there is none
 	head   uint64   // as in line
 }
 
 // sooner reports whether t's request becomes the head sooner than u's, if both have the same
-// tag, and nobody enters or gives up. It does if the request before it leaves sooner, which is
-// found in the same way.
+// tag, and nobody enters or gives up. The request before it must leave sooner, which is found in
+// the same way.
 func (t turn[T]) sooner(u turn[T]) bool {
 	weightOfT, weightOfU := t.weight(), u.weight()
 	for {
@@ -345,9 +345,9 @@ func (t turn[T]) weight() uint32 {
 	return t.behind.line.weight
 }
 
-// Ahead returns how many requests leave before a newcomer of a key, if it enters now, those that are
-// here stay, but for one of them, and no other comes; and their cost, saturating. It looks at each
-// line that has such a request, and at no more of its requests than leave before the newcomer and one more.
+// Ahead returns how many requests leave before a newcomer of a key, and their cost, saturating. The
+// newcomer enters now, all in line stay except without, and no other comes. Ahead looks at
+// each line that has such a request, and in it at no more than one request that leaves later.
 func (o *Order[T]) Ahead(key string, weight int, cost int64, reentry bool, without *Item[T]) (n int, sum int64) {
 	return o.AheadUpTo(key, weight, cost, reentry, without, math.MaxInt64)
 }
@@ -355,8 +355,8 @@ func (o *Order[T]) Ahead(key string, weight int, cost int64, reentry bool, witho
 // Counted is how many requests [Order.AheadUpTo] counts in any case.
 const Counted = 1000
 
-// AheadUpTo is [Order.Ahead] for a caller to whom all costs above most are the same. If the result is above
-// most, it may be too small: then no more than [Counted] requests have been looked at in vain.
+// AheadUpTo is [Order.Ahead] for a caller who does not distinguish costs above most. A result above
+// most may be too small: the counting ends there, after at least [Counted] requests.
 func (o *Order[T]) AheadUpTo(key string, weight int, cost int64, reentry bool, without *Item[T], most int64) (n int, sum int64) {
 	c := counting[T]{own: o.viewOf(key, weight, cost, reentry), reentry: reentry, lines: o.next.lines, without: without, most: most}
 	c.countHeap()
@@ -373,7 +373,7 @@ type counting[T any] struct {
 	reentry bool       // it is one
 	lines   []*line[T] // a heap
 	without *Item[T]   // is not counted
-	most    int64      // nothing needs to be counted beyond so much
+	most    int64      // the cost beyond which the counting may end
 	n       int
 	sum     int64
 }
@@ -381,8 +381,8 @@ type counting[T any] struct {
 // isEnough reports whether the counting can end.
 func (c *counting[T]) isEnough() bool { return c.n > Counted && c.sum > c.most }
 
-// countHeap counts the requests of all lines, but for the line without whose request it is. It leaves out
-// what is below a line whose head leaves later: the heads there leave no sooner.
+// countHeap counts the requests of all lines except the one of without. It does not descend below
+// a line whose head leaves after the newcomer: the heads there leave no sooner.
 func (c *counting[T]) countHeap() {
 	var aside *line[T]
 	if c.without != nil {
@@ -446,7 +446,7 @@ func (c *counting[T]) count(ln *line[T]) {
 	}
 }
 
-// Last returns the request that leaves last, if those that are here stay and no other comes; nil if
+// Last returns the request that leaves last, if all in line stay and no other comes; nil if
 // there is none.
 func (o *Order[T]) Last() *Item[T] {
 	var last *line[T]
@@ -489,9 +489,9 @@ func (i *Item[T]) Line() KeyLine[T] {
 	return l
 }
 
-// Walk returns a function that returns one request after the other, in the order in which they
-// leave if they stay and no other comes, and then nil. The order must not change meanwhile. For n
-// requests that takes time proportional to n log n, however many there are.
+// Walk returns a function that returns one request after the other, and then nil, in the order in
+// which they leave if all stay and no other comes. The Order must not change meanwhile. The first
+// n requests take O(n log n) time, however many there are.
 func (o *Order[T]) Walk() func() *Item[T] {
 	heads := o.heads
 	var found candidates[T]
@@ -519,9 +519,9 @@ func (o *Order[T]) Walk() func() *Item[T] {
 	}
 }
 
-// Longest returns the first requests of all lines, the line that takes longest first. The order
-// must not change meanwhile. For n lines that takes time proportional to n², however many there are;
-// so few are to be asked for.
+// Longest returns the first requests of all lines, the line that takes longest first. The Order
+// must not change meanwhile. The first n lines take O(n²) time, however many there are, so ask for
+// few.
 func (o *Order[T]) Longest() iter.Seq[*Item[T]] {
 	return func(yield func(*Item[T]) bool) {
 		lines := o.longest.lines
@@ -560,7 +560,7 @@ func (c candidate[T]) before(d candidate[T]) bool {
 	return cmp.Or(c.end.compare(d.end.wide), cmp.Compare(c.head, d.head)) < 0
 }
 
-// saturatingSum returns the sum of two costs; the greatest that there is if that is exceeded.
+// saturatingSum returns the sum of two costs, at most the greatest int64.
 func saturatingSum(a, b int64) int64 {
 	if a > math.MaxInt64-b {
 		return math.MaxInt64

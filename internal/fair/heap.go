@@ -163,14 +163,14 @@ func (a wide) saturated() int64 {
 	return int64(a.low)
 }
 
-// A mark is what a key has paid: a multiple of 2⁻³², and the rest that is left over, as so many
-// parts of 2⁻³²/weight.
+// A mark is a sum of a key's payments: a multiple of 2⁻³², and a remainder in units of
+// 2⁻³²/weight.
 type mark struct {
 	wide
 	rest uint32 // below the weight
 }
 
-// plus returns what a key of a weight has paid when it pays for a cost.
+// plus returns the mark after a payment of cost/weight.
 func (m mark) plus(cost int64, weight uint32) mark {
 	paid, rest := share(cost, weight)
 	m.wide, m.rest = m.wide.plus(paid), m.rest+rest
@@ -191,7 +191,7 @@ func (m mark) minus(cost int64, weight uint32) mark {
 	return m
 }
 
-// share returns cost/weight, in multiples of 2⁻³², and the rest.
+// share returns cost/weight in multiples of 2⁻³², and the remainder.
 func share(cost int64, weight uint32) (paid wide, rest uint32) {
 	high, low, w := uint64(cost)>>32, uint64(cost)<<32, uint64(weight)
 	if w == 1 {

@@ -12,8 +12,8 @@ import (
 // horizon is the longest time that anything may take, as in package shaper.
 const horizon = 365 * 24 * time.Hour
 
-// A Plan is limits that are made ready for replays: the rule by which requests leave, as
-// arithmetic. [NewPlan] makes one, for as many buckets as have these limits. It never
+// A Plan is a set of limits, prepared for replays: the rule by which requests leave, as
+// arithmetic. [NewPlan] makes one, for any number of buckets with these limits. It never
 // changes.
 type Plan struct {
 	burst, depth int
@@ -79,8 +79,8 @@ func (p *Plan) waitBehind(empty exact.Nanos, at time.Duration, ahead int64, cost
 	return p.waitFrom(at, slot)
 }
 
-// waitFrom returns how long it is from at until an instant, rounded up to a nanosecond; 0
-// if that has come.
+// waitFrom returns the time from at until an instant, rounded up to a nanosecond; 0
+// if it has come.
 func (p *Plan) waitFrom(at time.Duration, until exact.Nanos) time.Duration {
 	if !until.After(exact.At(int64(at))) {
 		return 0
@@ -92,7 +92,7 @@ func (p *Plan) waitFrom(at time.Duration, until exact.Nanos) time.Duration {
 }
 
 // left returns the instant at which the level reaches 0 after a request of cost n has left
-// at the instant slot; empty is when it would have been 0 without that request.
+// at the instant slot. Without that request it would reach 0 at the instant empty.
 func (p *Plan) left(empty, slot exact.Nanos, n int) exact.Nanos {
 	return p.interval.Plus(exact.Later(empty, slot), p.interval.Times(int64(n)))
 }
@@ -108,8 +108,8 @@ func (p *Plan) drain(level float64) exact.Nanos {
 	return at
 }
 
-// A Bucket is a bucket in virtual time, to which requests come one after another. The zero
-// Bucket is empty. Its methods are given its Plan each time, so that many buckets may have
+// A Bucket is a bucket in virtual time, at which requests arrive one after another. The zero
+// Bucket is empty. Its methods take its Plan as an argument, so that many buckets may share
 // one.
 type Bucket struct {
 	empty exact.Nanos // the instant at which the level reaches 0 if no request in line leaves
@@ -128,9 +128,8 @@ type place struct {
 	index int // of the request, as the caller of enter has it
 }
 
-// Arrive returns the fate of a request of a cost, which is at least 1, if no caller gives
-// up: then it is certain when the request comes. Instants must not be negative, and not
-// decrease from one request to the next.
+// Arrive returns the fate of a request of a cost, at least 1. It is certain on arrival, as no
+// caller gives up. Instants must not be negative, and not decrease from one request to the next.
 func (b *Bucket) Arrive(p *Plan, at time.Duration, cost int) Fate {
 	b.settle(p, at, nil)
 	return b.enter(p, Request{At: at, Cost: cost, Deadline: Never}, 0)
@@ -139,11 +138,11 @@ func (b *Bucket) Arrive(p *Plan, at time.Duration, cost int) Fate {
 // Line returns how many are in line after the latest arrival.
 func (b *Bucket) Line() int { return b.waiting }
 
-// enter is the arrival of a request. Everything that is due by then has happened. It returns
-// what becomes of the request if all in line stay.
+// enter is the arrival of a request, after all events that are due by then. It returns the fate of
+// the request if all in line stay.
 //
-// The line need not be walked: the level does not reach 0 before a request leaves that
-// waits, so each departure puts off the next by its cost exactly.
+// It need not walk the line: the level does not reach 0 before a waiting request leaves, so
+// each departure delays the next by exactly its cost.
 func (b *Bucket) enter(p *Plan, r Request, index int) Fate {
 	wait := p.waitBehind(b.empty, r.At, b.ahead, r.Cost)
 	if why := p.judge(r, wait, b.waiting); why != Waiting {
@@ -178,8 +177,8 @@ func (b *Bucket) push(now exact.Nanos, request place) {
 // at returns the place with a number, from first to end.
 func (b *Bucket) at(number int) *place { return &b.ring[number&(len(b.ring)-1)] }
 
-// settle lets all leave whose slots have come by an instant, and calls left for each of
-// them, if it is not nil.
+// settle lets all requests leave whose slots have come by an instant. left, if it is not nil, is
+// called for each of them.
 func (b *Bucket) settle(p *Plan, by time.Duration, left func(index int, slot exact.Nanos)) {
 	for until := exact.At(int64(by)); b.first < b.end; b.first++ {
 		head := *b.at(b.first)

@@ -15,15 +15,15 @@ import (
 type Call struct {
 	Key      string
 	Weight   int           // of the key, from 1 to 1,000; it counts if the key has no call in line
-	Estimate int           // what the call waits for, at least 1
-	Actual   int           // what it has cost; negative: that is not known, and the estimate stands
-	Took     time.Duration // from when it leaves until it ends
+	Estimate int           // the cost with which the call waits, at least 1
+	Actual   int           // its cost in the end; negative: it is not known, and the estimate stands
+	Took     time.Duration // from its departure to its end
 
 	// Done is called once, when the fate of the call is certain, with the instant at which it leaves or is refused.
 	Done func(at time.Duration, f Fate)
 }
 
-// A FairBucket is a bucket in virtual time that the keys of calls share, as in a Shaper
+// A FairBucket is a bucket in virtual time that many keys share, like a Shaper
 // [shaper.WithFairQueue]. [NewFairBucket] makes one. It remembers the calls in line and under way.
 //
 // Events at one instant happen in this order: departures, calls that end, arrivals.
@@ -42,10 +42,10 @@ type FairBucket struct {
 	settled    Settled
 }
 
-// Settled is what the calls of a [FairBucket] have given back and were charged, in cost units.
+// Settled sums up how the calls of a [FairBucket] have settled, in cost units.
 type Settled struct {
 	GivenBack, Charged uint64
-	Forfeited          uint64 // reserved too much, and drained when the call ended
+	Forfeited          uint64 // reserved in excess, but drained before the call ended
 }
 
 // A fairPlace is the place of a call in line.
@@ -57,7 +57,7 @@ type fairPlace struct {
 // NewFairBucket returns an empty FairBucket with the limits of a plan.
 func NewFairBucket(p *Plan) *FairBucket { return &FairBucket{p: p} }
 
-// Settled returns what the calls that have ended have given back and were charged.
+// Settled returns the sums over the calls that have ended.
 func (b *FairBucket) Settled() Settled { return b.settled }
 
 // Arrive is the arrival of a call. Instants must not be negative, and not decrease from one call to
@@ -106,8 +106,8 @@ func (b *FairBucket) judge(at time.Duration, c *Call) (wait time.Duration, over 
 			return 0, nil, QueueFull
 		}
 	}
-	// If it would not come too late as the last of all, it does not at all. How many leave
-	// before it takes a look at each key.
+	// A newcomer that is in time as the last of all is in time anywhere. Only otherwise it is
+	// worth it to count the requests that leave before it, with a look at each key.
 	wait = max(b.p.waitBehind(b.empty, at, b.ahead, c.Estimate), 1)
 	if wait > b.p.longest {
 		_, ahead := b.line.Ahead(c.Key, c.Weight, int64(c.Estimate), false, over)
@@ -125,7 +125,7 @@ func (b *FairBucket) pushOut(at time.Duration, over *fair.Item[*fairPlace]) {
 	place.call.Done(at, Fate{QueueFull, at - place.at})
 }
 
-// advance lets all happen that is due by an instant.
+// advance lets all events happen that are due by an instant.
 func (b *FairBucket) advance(until time.Duration) {
 	for b.step(until) {
 	}
@@ -169,7 +169,7 @@ func (b *FairBucket) leave(at exact.Nanos, c *Call) {
 	b.raise(at, c.Estimate)
 	e := ending{time.Duration(exact.Sum(at.Ceil(), int64(c.Took))), c, b.book.Add(b.p.interval, b.departures, b.levelAt(at))}
 	i, _ := slices.BinarySearchFunc(b.underway, e, func(earlier, e ending) int {
-		return cmp.Or(cmp.Compare(earlier.at, e.at), -1) // Of calls that end at one instant that ends first which left first.
+		return cmp.Or(cmp.Compare(earlier.at, e.at), -1) // Calls that end at one instant end in the order of their departures.
 	})
 	b.underway = slices.Insert(b.underway, i, e)
 }
@@ -189,8 +189,8 @@ func (b *FairBucket) levelAt(at exact.Nanos) (l settle.Level) {
 	return l
 }
 
-// settle is the end of a call. It gives back what was reserved too much and has not drained since, or charges
-// what was reserved too little.
+// settle is the end of a call. An excess of the estimate is given back as far as it has not
+// drained since; a shortfall is charged.
 func (b *FairBucket) settle(e ending) {
 	now, over := exact.At(int64(e.at)), e.call.Estimate-e.call.Actual
 	if e.call.Actual < 0 || over <= 0 {
@@ -210,7 +210,7 @@ func (b *FairBucket) settle(e ending) {
 	b.since = exact.Later(b.since, now)
 }
 
-// An ending is when a call ends, and the number of its reservation.
+// An ending is the end of a call under way.
 type ending struct {
 	at     time.Duration
 	call   *Call

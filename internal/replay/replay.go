@@ -1,7 +1,7 @@
-// Package replay tells what requests that have arrived at a bucket would have met under
+// Package replay computes how requests that arrived at a bucket would have fared under
 // other limits. It runs no Shaper: it is a function of the arrivals, in virtual time.
 // A [Bucket] replays requests one after another as they come, however many, if none gives
-// up. [Run] replays a recording, with the same Bucket, whose callers may give up.
+// up. [Run] replays a recording, in which callers may give up, with the same Bucket.
 //
 // The replay obeys the one rule by which requests leave, with every instant exact:
 //
@@ -9,9 +9,8 @@
 //	the level is at most max(0, Burst − n). Leaving raises the level by n.
 //
 // Events at one instant happen in this order: departures, callers that give up, arrivals.
-// A replay knows nothing of holds, of changes of the limits, and of wake-ups that are
-// late. A cap on requests in flight is left out, because it is unknown when a request
-// would have ended that left at another instant.
+// A replay has no holds, no changes of the limits, and no late wake-ups. It has no cap on
+// requests in flight either: a request that leaves at another instant ends at an unknown one.
 //
 // internal/model simulates the same and more, for tests. It walks the whole line at each
 // arrival, and imports package testing, so a program can't use it; the tests of this
@@ -63,7 +62,7 @@ const (
 // A Fate is the Result of a request, and how long it waited for it.
 type Fate struct {
 	Result Result
-	Waited time.Duration // 0 of those that did not wait; until the end of the replay for those that still do
+	Waited time.Duration // 0: it did not wait; of a request still in line, until the end of the replay
 }
 
 // Run returns the fate of each of the requests, which must be in the order of their
@@ -112,14 +111,14 @@ func Run(l shaper.Limits, start Start, requests []Request, end time.Duration) []
 	return fates
 }
 
-// A patience is when the caller of a request gives up.
+// A patience is the instant at which the caller of a request gives up.
 type patience struct {
 	until time.Duration
 	index int
 }
 
-// patienceOf returns when the callers of the requests give up, in that order. Those who give up at one instant are in the
-// order in which they came.
+// patienceOf returns the instants at which the callers of the requests give up, in order. Callers
+// that give up at one instant are in the order of their arrival.
 func patienceOf(requests []Request) (all []patience) {
 	for i, r := range requests {
 		if r.Patience < Never-r.At {
