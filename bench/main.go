@@ -59,16 +59,16 @@ func main() {
 	if err := os.Setenv("PATH", os.Getenv("PATH")+string(os.PathListSeparator)+"/usr/sbin"); err != nil {
 		log.Fatalf("bench: %v", err)
 	}
-	// Whatever asks this program to end: proxies must not stay behind.
+	// However this program is asked to end, proxies must not stay behind.
 	ctx, release := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	// SIGPIPE comes for a connection of an experiment, too, so what counts is the error of the write.
+	// SIGPIPE comes for a connection of an experiment, too, so only the error of the write counts.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	status := measureAll(ctx, experiments(), os.Args[1:], output{os.Stdout, release}, output{os.Stderr, release})
 	release()
 	os.Exit(status)
 }
 
-// An output ends the program if nothing reads what it shows.
+// An output ends the program if nobody reads it.
 type output struct {
 	io.Writer
 	end func()
@@ -146,7 +146,7 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 	return status
 }
 
-// prepare makes the folder of the results, and looks for what experiments need.
+// prepare makes the folder of the results, and looks for the programs that experiments need.
 func (c config) prepare() error {
 	if c.out != "" {
 		if err := makeWritable(c.out); err != nil {

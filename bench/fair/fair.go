@@ -1,5 +1,5 @@
-// Package fair measures what fair queueing is for: how long a key that calls now and then waits beside the burst
-// of another, who gets which share, and what a key in line costs.
+// Package fair measures fair queueing: how long a key that calls now and then waits beside the burst
+// of another, who gets which share, and the cost of a key in line.
 package fair
 
 import (
@@ -62,7 +62,7 @@ const (
 	depth     = 10_000
 )
 
-// keys are what shares the rate: the weight of each, and the largest cost of a request.
+// keys share the rate: the weight of each, and the largest cost of a request.
 type keys struct {
 	weights map[string]int
 	largest int
@@ -84,7 +84,7 @@ func (k keys) limits(perSecond float64) shaper.Limits {
 	return shaper.Limits{Rate: rate.Limit(perSecond), Burst: k.largest, Depth: depth}
 }
 
-// A way is how keys share a rate. Its function makes what one run shares.
+// A way is how keys share a rate. Its function makes the limiter of one run.
 type way struct {
 	name string
 	make func(k keys) (wait func(key string, n int), stop func())
@@ -200,7 +200,7 @@ func (r *roundRobin) next() {
 	}
 }
 
-// Waits are what became of a burst and of calls of light keys beside it.
+// Waits are the times of a burst and of calls of light keys beside it.
 type Waits struct {
 	Median  time.Duration `unit:"wait-p50-ns"` // of the light keys, as the next two
 	P99     time.Duration `unit:"wait-p99-ns"`
@@ -281,8 +281,8 @@ func shareOf(t *testing.T, by way) (found report.Figure) {
 	return found
 }
 
-// shareError returns by how many percentage points a key's share of what has left in a minute of virtual time is off
-// what its weight says.
+// shareError returns the difference between a key's share of the departures in a minute of virtual time and the
+// share by its weight, in percentage points.
 func shareError(by way) float64 {
 	const cheap, dear = "cheap", "dear" // keys
 	wait, stop := by.make(keys{map[string]int{cheap: 3, dear: 1}, 8})
@@ -318,7 +318,7 @@ func check(err error) {
 	}
 }
 
-// A costFound is what a request in line costs, and what the keys take.
+// A costFound is the cost of a request in line, and the memory of the keys.
 type costFound struct {
 	Admission float64 `unit:"admission-ns"`
 	Refusal   float64 `unit:"refusal-ns"`

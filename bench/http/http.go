@@ -179,9 +179,9 @@ func requestText(withBody bool) string {
 	return fmt.Sprintf("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", bodyLength, strings.Repeat("x", bodyLength))
 }
 
-// inRequest runs f in the handler of a request that has come over a connection, as
-// what middleware does with a request depends on its connection, its server and the
-// type of its body.
+// inRequest runs f in the handler of a request that has come over a connection:
+// the cost of middleware depends on the request's connection, its server and the type of
+// its body.
 func (k kind) inRequest(t *testing.T, f func(w http.ResponseWriter, r *http.Request) error) {
 	failed := make(chan error, 1) // f returns once, so that this never blocks.
 	client, err := net.Dial("tcp", serve(t, func(w http.ResponseWriter, r *http.Request) { failed <- f(w, r) }, k.connContext))
@@ -206,7 +206,7 @@ func (a *answer) Header() http.Header         { return a.header }
 func (a *answer) Write(b []byte) (int, error) { return len(b), nil }
 func (a *answer) WriteHeader(status int)      { a.status = status }
 
-// SetReadDeadline is what [http.ResponseController] finds in net/http's ResponseWriter.
+// SetReadDeadline is for [http.ResponseController], as in net/http's ResponseWriter.
 func (a *answer) SetReadDeadline(t time.Time) error {
 	return a.ResponseWriter.(interface{ SetReadDeadline(time.Time) error }).SetReadDeadline(t)
 }
@@ -216,7 +216,7 @@ func (a *answer) SetWriteDeadline(t time.Time) error {
 	return a.ResponseWriter.(interface{ SetWriteDeadline(time.Time) error }).SetWriteDeadline(t)
 }
 
-// again serves the request once more and returns the status.
+// again serves the request again and returns the status.
 func (a *answer) again(h http.Handler, r *http.Request) int {
 	clear(a.header)
 	a.status = 0

@@ -41,7 +41,7 @@ var Experiment = run.Experiment{
 // calls with many keys against rivals: of one goroutine, where locks cost little, and of 64.
 var goals = []report.Goal{
 	{What: "memory of a bucket without waiters, one of $1, with a key of 16 bytes, in bytes", Ours: "Keys/limiter=shaper/keys=([^/]*) B/key", Most: 185},
-	// What a process allocates by itself is below a byte for each of so many keys.
+	// The process's own allocations are below a byte for each of so many keys.
 	{What: fmt.Sprintf("memory left of a key %v after draining, in bytes", leftAfter), Ours: "KeysLeft/limiter=shaper/keys=.* left-B/key", Most: 1},
 	{
 		What: "conforming $1 with one of 1,000 keys, against one without", Most: 2,
@@ -149,7 +149,7 @@ var goroutines = []int{1, 2, 64}
 // A kind is a limiter with so many keys that have all come before.
 type kind struct {
 	limiter    string
-	keys       int // at least 2; 0: what the limiter has for callers without a key
+	keys       int // at least 2; 0: the limiter for callers without a key
 	goroutines []int
 	procs      int // GOMAXPROCS
 }
@@ -188,8 +188,8 @@ func (d kind) measure(t *testing.T, name string, batch time.Duration) (lines []r
 	return lines
 }
 
-// keptBucket returns one that no call finds drained, and that lets all leave at
-// once: each call adds so much that it lasts until the key comes again. What has no
+// keptBucket returns a bucket that no call finds drained, and that lets all leave at
+// once: each call adds so much that it lasts until the key comes again. A limiter without
 // keys is called more often, and each call adds less, as a bucket may not take more
 // than a year to drain.
 func keptBucket(keys int) rivals.Bucket {

@@ -63,7 +63,7 @@ const (
 	estimate = 2000
 	burst    = 20 * time.Second // of the quota, for each limiter that has one
 	depth    = 10_000
-	atOnce   = 10 // calls of the semaphore: 90,000 tokens a minute / 700 × 5 s, which is known only to who has measured it
+	atOnce   = 10 // calls of the semaphore: 90,000 tokens a minute / 700 × 5 s, which has to be measured first
 )
 
 // A provider is one that calls go to.
@@ -75,7 +75,7 @@ type provider struct {
 
 var providers = []provider{{"Bedrock", llmtest.Bedrock, models.Bedrock}, {"OpenAI", llmtest.OpenAI, models.OpenAI}}
 
-// A world is a provider in memory, and when the run ends.
+// A world is a provider in memory, and the end of the run.
 type world struct {
 	provider
 	server *llmtest.Server
@@ -107,8 +107,8 @@ func (w *world) send(by http.RoundTripper) (refused bool, after time.Duration) {
 	return refused, after
 }
 
-// A way is how callers keep to a quota. Its function makes what one run of callers shares, and returns what one call does until
-// the provider has taken it, or the run has ended.
+// A way is how callers keep to a quota. Its function makes the limiters that one run of callers shares, and returns the
+// function of one call, which returns when the provider has taken the call, or the run has ended.
 type way struct {
 	name string
 	make func(w *world) (one func())
@@ -183,8 +183,8 @@ func wait(l *rate.Limiter, n int) {
 	}
 }
 
-// A cookbook does what OpenAI's example api_request_parallel_processor.py does (github.com/openai/openai-cookbook, examples, read
-// in 2026-11): capacities of requests and of tokens that begin with a minute's and refill evenly, a call that takes its estimate of
+// A cookbook works like OpenAI's example api_request_parallel_processor.py (github.com/openai/openai-cookbook, examples, read
+// in 2026-11): capacities of requests and of tokens that begin at a minute's and refill evenly, a call that takes its estimate of
 // both, and after a refusal a pause of 15 seconds for all.
 type cookbook struct {
 	w *world

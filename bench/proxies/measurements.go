@@ -112,7 +112,7 @@ func measureSpacing(t *testing.T, in spacingInput) measure.Spacing {
 // fewMore is how many requests more than there are a line has room for.
 const fewMore = 100
 
-// spacingOf returns the figures of what arrived later than the lead. Something must have arrived.
+// spacingOf returns the figures of the arrivals after the lead. There must be one.
 func spacingOf(arrivals []measure.Departure, rate int, lead time.Duration) (measure.Spacing, error) {
 	first, last := arrivals[0].At, arrivals[0].At
 	for _, a := range arrivals {
@@ -126,7 +126,7 @@ func spacingOf(arrivals []measure.Departure, rate int, lead time.Duration) (meas
 	return seen.Spacing(), nil
 }
 
-// A leavingInput is requests that wait in line, of whose callers every second one leaves.
+// A leavingInput is requests that wait in line. Every second caller leaves.
 type leavingInput struct {
 	proxy string
 	rate  int           // per second
@@ -208,7 +208,7 @@ func leave(t *testing.T, in leavingInput) (leaving, error) {
 	return leavingOf(arrivals, left, in.requests(), in.rate)
 }
 
-// leavingOf looks at what arrived after the callers had left.
+// leavingOf looks at the arrivals after the callers had left.
 func leavingOf(arrivals []measure.Departure, left time.Duration, requests, rate int) (leaving, error) {
 	gone, came := requests/2, 0 // their requests
 	stayed, last := 0, left
@@ -236,8 +236,8 @@ func leavingOf(arrivals []measure.Departure, left time.Duration, requests, rate 
 	return leaving{Served: 100 * float64(stayed) / slots, Asked: 100 * float64(came) / float64(gone)}, nil
 }
 
-// A memory is what the processes of a proxy have resident. What the kernel
-// needs for their connections does not count.
+// A memory is the resident memory of the processes of a proxy, without the kernel's for
+// their connections.
 type memory struct {
 	AtRest     float64 `unit:"rest-MiB"`
 	PerRequest float64 `unit:"KiB/request"` // beyond that; unknown if none waits in the proxy
@@ -338,7 +338,7 @@ func (s *stage) send(t *testing.T, n int, every time.Duration) error {
 	return nil
 }
 
-// arrivals returns what has arrived at the upstream when each request that is not excepted has been
+// arrivals returns the arrivals at the upstream when each request that is not excepted has been
 // answered, with success. All together they have a minute more than they need at the rate.
 func (s *stage) arrivals(rate int, except func(number int) bool) ([]measure.Departure, error) {
 	patience := time.Duration(len(s.callers))*measure.Interval(float64(rate)) + time.Minute

@@ -1,9 +1,9 @@
-// Package proxies compares what an upstream sees behind proxies that limit how fast
-// requests reach it: Caddy with this library (cmd/shaperd), a few lines of Go with the
-// middleware, nginx with limit_req, and HAProxy. It measures how evenly and in which order
-// requests arrive, what becomes of the slots of callers that leave, how many requests a
-// proxy can hand on, and their cost, beside Caddy without a limit. It starts all proxies
-// by itself, on loopback and in a temporary folder, and removes both in the end.
+// Package proxies compares proxies that limit how fast requests reach an upstream: Caddy
+// with this library (cmd/shaperd), a few lines of Go with the middleware, nginx with
+// limit_req, and HAProxy. It measures how evenly and in which order requests arrive, who
+// gets the slots of callers that leave, how many requests a proxy can hand on, and their
+// cost, beside Caddy without a limit. It starts all proxies by itself, on loopback and in a
+// temporary folder, and removes both in the end.
 package proxies
 
 import (
@@ -55,8 +55,8 @@ func leadOf(r rival) time.Duration {
 	return 200 * time.Millisecond
 }
 
-// groups returns what is measured. At once is for a taste: what waits for the clock leaves the processors
-// to the others, mostly.
+// groups returns the cases. Measuring them at once is for a taste: a case that waits for the clock mostly leaves the
+// processors to the others.
 func groups(o run.Options) []run.Group {
 	windows := map[int]time.Duration{100: 2 * time.Second, 1000: 1500 * time.Millisecond}
 	waiting, flooding := 10_000, 2*time.Second

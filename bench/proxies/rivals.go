@@ -89,7 +89,7 @@ func with(config string, namesAndValues ...string) string {
 	return strings.NewReplacer(namesAndValues...).Replace(config)
 }
 
-// noLimit is a rate far above what any of them can serve.
+// noLimit is a rate that none of them can serve by far.
 const noLimit = 1_000_000
 
 // A setting says how a proxy is started.

@@ -106,8 +106,8 @@ func cancelOf(t *testing.T, open rivals.Opener, waiting, cancels int) (found can
 	return cancelFound{measure.Quantile(latencies, 0.5), measure.Quantile(latencies, 0.99)}, nil
 }
 
-// bareGoroutine stands beside the limiters: one that is parked on a channel,
-// which is the least cost of a waiter.
+// bareGoroutine stands beside the limiters: a goroutine that is parked on a
+// channel, the least cost of a waiter.
 const bareGoroutine = "goroutine"
 
 var memoryLimiters = []string{bareGoroutine, rivals.Ours, "x-time", "uber", "failsafe", "naive"}

@@ -1,8 +1,8 @@
 // Package shared measures processes that share one rate through a Redis server: whether
 // they reach it together, how evenly the merged stream of their departures leaves, how the
-// slots are divided among them, and how often the server is asked. The rivals are what
-// a caller that wants to wait does with a meter on Redis: it asks, sleeps for as long as
-// it was told to, and asks again.
+// slots are divided among them, and how often the server is asked. The rivals are meters on
+// Redis, in the loop of a caller that wants to wait: it asks, sleeps for as long as the meter
+// says, and asks again.
 package shared
 
 import (
@@ -72,7 +72,7 @@ type input struct {
 	Waiters     int           // in each process
 	Rate        float64       // of all processes together, per second
 	Network     string        // as the name says it
-	RTT, Jitter time.Duration // what the network adds to a round trip
+	RTT, Jitter time.Duration // added to a round trip by the network
 	Warm        time.Duration
 	Window      time.Duration
 }
@@ -86,8 +86,8 @@ type result struct {
 	RedisCPU        float64 `unit:"redis-cpu-ns/departure"`
 }
 
-// groups are the measurements. Where the network is slow, ours alone is measured: the others are
-// then bounded by their round trips.
+// groups are the measurements. Where the network is slow only ours is measured: the rivals'
+// round trips would bound them.
 func groups(o run.Options) []run.Group {
 	window, rounds := 5*time.Second, o.Times(3, 1)
 	if o.Quick {
@@ -109,7 +109,7 @@ func groups(o run.Options) []run.Group {
 		var group run.Group
 		for _, rate := range []float64{100, 1_000, 10_000} {
 			slow.Limiter, slow.Rate, slow.Warm, slow.Window = ours, rate, time.Second, window
-			// As many as leave within a few round trips, or the callers would be what bounds the rate.
+			// As many as leave within a few round trips: fewer callers would bound the rate.
 			slow.Waiters = max(waiters, int(4*rate*(slow.RTT+slow.Jitter).Seconds()/processes))
 			group.Cases = append(group.Cases, caseOf(slow, 1))
 		}
@@ -129,15 +129,14 @@ func (in input) name() string {
 	return fmt.Sprintf("Shared/limiter=%s/rate=%.0f/rtt=%s", in.Limiter, in.Rate, in.Network)
 }
 
-// goals judge what ours is to reach on loopback, and that it reaches the rate where the network
-// is slow.
+// goals judge ours on loopback, and that it reaches the rate where the network is slow.
 var goals = []report.Goal{
 	{What: "share of the shared rate that is reached at $1/s, network: $2", Ours: "Shared/limiter=shaper/rate=(.*)/rtt=(.*) of-rate", Least: 0.99},
 	{What: "shares of the processes at $1/s, in % off", Ours: "Shared/limiter=shaper/rate=(.*)/rtt=loopback share-off-%", Most: 2},
 	{What: "round trips per departure at 1000/s", Ours: "Shared/limiter=shaper/rate=1000/rtt=loopback round-trips/departure", Most: 0.15},
 }
 
-// starting is within what time all processes have started, on a machine that is not busy.
+// starting is the time in which all processes start on a machine that is not busy.
 const starting = 500 * time.Millisecond
 
 // measureFleet measures again, up to ten times in all, and gives the processes more time to
@@ -155,7 +154,7 @@ func measureFleet(t *testing.T, in input) result {
 }
 
 // measureOnce starts a server and the processes, and measures their common departures. late reports whether a process
-// had not begun when the window did, as the machine is so busy.
+// began after the window, as on a busy machine.
 func measureOnce(t *testing.T, in input, within time.Duration) (found result, late bool) {
 	server := servers.StartRedis(t)
 	address := server.Addr
@@ -223,7 +222,7 @@ func cpuOf(t *testing.T, server *servers.Redis) (used float64) {
 // worker is a process that shares the rate.
 var worker = run.NewChild("shared-worker", work)
 
-// A workerInput says what one process does, and when it begins.
+// A workerInput is the task of one process.
 type workerInput struct {
 	Input   input
 	Address string // of the server, or of the network before it
@@ -238,8 +237,8 @@ type workerOutput struct {
 	Late       bool    // it was not there when the window began, and has done nothing
 }
 
-// patience is for how long the server may take to answer, because the machine may be busy. A
-// server that has failed is all that is waited for so long.
+// patience bounds the time for a response of the server. It is long because the machine may be busy;
+// only a server that has failed takes all of it.
 const patience = time.Minute
 
 // work is the body of a process.

@@ -1,5 +1,5 @@
 // Package spacing measures how evenly callers leave, in which order, whether the rate is
-// reached, and at what cost: in a process that does nothing else, and in one whose other
+// reached, and at which cost: in a process that does nothing else, and in one whose other
 // goroutines keep all its Ps busy.
 package spacing
 
@@ -151,7 +151,7 @@ func busyGroups(o run.Options) (groups []run.Group) {
 	return groups
 }
 
-// fairBusyGroups are beside loops that never wait: what a load does to a line is seen there.
+// fairBusyGroups are beside loops that never wait: there the effect of a load on a line is seen.
 func fairBusyGroups(o run.Options) (groups []run.Group) {
 	for _, at := range busyRates {
 		in := input{"", at.rate, at.waiters, loops(), busyWarm, 2 * time.Second}
@@ -183,7 +183,7 @@ var idleGoals = []report.Goal{
 	// At lower rates the few allocations that the runtime makes by itself would count.
 	{What: "allocations per wait at $1/s (0, but the process has others, a few)", Ours: ours + "(1000.*)" + hundred + "allocs/departure", Most: 0.05},
 	cpuGoal(rivals.Ours, "100", 1.5), cpuGoal(rivals.Ours, "1000", 2), cpuGoal(rivals.Ours, "10000", 4), cpuGoal("shaper-coarse", "100|1000|10000", 1.3),
-	// What saves CPU time must not cost the spacing.
+	// CPU time must not be saved at the cost of the spacing.
 	{What: "spacing error p50 at 10000/s, at that CPU time, in ns", Ours: ours + "10000" + hundred + "err-p50-ns", Most: 5_000},
 }
 

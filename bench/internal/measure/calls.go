@@ -114,7 +114,7 @@ func ResidentBytes() float64 {
 
 // LiveHeap returns the bytes that the garbage collector leaves.
 func LiveHeap() int64 {
-	// The second collection takes what pools have kept over the first.
+	// The second collection frees the objects that pools have kept over the first.
 	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats
@@ -123,7 +123,7 @@ func LiveHeap() int64 {
 }
 
 // stillWithin bounds how long StandStill looks on. It is long because the
-// machine may be busy; goroutines that never stand still are all that waits for so long.
+// machine may be busy; only goroutines that never stand still take all of it.
 const stillWithin = time.Minute
 
 // Gather starts n goroutines. The i-th calls wait(i) once. It returns when all

@@ -54,8 +54,8 @@ func DeparturesWithin(from, to, interval time.Duration, all []Departure) Departu
 }
 
 // Spacing is how evenly and in which order departures follow one another, and
-// whether they keep the rate. What the README compares is computed here, be it
-// of callers in one process or of requests at an upstream behind a proxy.
+// whether they keep the rate. All figures of the README are computed here, for
+// callers in one process and for requests at an upstream behind a proxy.
 type Spacing struct {
 	RateReached float64 `unit:"of-rate"`     // as a share of the rate that was set
 	ErrorP50    float64 `unit:"err-p50-ns"`  // of |spacing - interval|

@@ -86,7 +86,7 @@ func (r *Report) DrawSpacings(p Spacings, ours string) error {
 	return r.draw(p.Name, p.Title, p.Caption, rows, 80)
 }
 
-// bars returns the histogram as shares: what lies below half an interval, and the rest.
+// bars returns the histogram as shares: spacings below half an interval, and the rest.
 func bars(rounds []Line) (bunched, even []plotter.HistogramBin) {
 	counts, all := make([]float64, measure.HistogramBars), 0.
 	for _, round := range rounds {

@@ -86,8 +86,8 @@ func figuresOf(found reflect.Value) []Figure {
 	return all
 }
 
-// Beyond adds to lines by how much one of their figures is beyond the same figure of a bare case, such as a goroutine
-// without a limiter, in the same round. of returns the name of the bare case of a line, and by what the difference is divided.
+// Beyond adds to lines the difference between one of their figures and the same figure of a bare case, such as a goroutine
+// without a limiter, in the same round. of returns the name of the bare case of a line, and a divisor for the difference.
 func Beyond(lines []Line, unit, as string, of func(name string) (bare string, per float64)) {
 	rounds := map[string][]float64{}
 	for _, l := range lines {
@@ -282,8 +282,8 @@ func (r Results) markdown() string {
 func (r Results) lines() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "goos: %s\ngoarch: %s\npkg: example.com/leakybucket/bench\ncpu: %s\n", runtime.GOOS, runtime.GOARCH, processor)
-	// What differs from run to run is a comment: benchstat does not compare lines below headers
-	// that differ.
+	// Everything that differs from run to run is a comment: benchstat does not compare lines below
+	// headers that differ.
 	fmt.Fprintf(&b, "# %s\n# %s: %s\n\n", r.Command, r.Date.Format(time.DateOnly), r.Machine)
 	for _, one := range r.Reports {
 		for _, line := range one.Lines {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/text/message"
 )
 
-// A table has the lines of one benchmark: a row for each of its names, and columns for what
-// differs in the names and for the figures.
+// A table has the lines of one benchmark: a row for each of its names, and columns for the settings
+// in which the names differ and for the figures.
 type table struct {
 	title   string
 	columns []string

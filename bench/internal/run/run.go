@@ -31,16 +31,16 @@ type Experiment struct {
 	Goals []report.Goal
 	Needs []Program // It can't do without them. They are looked for before anything is measured.
 
-	// Prepare makes what children need, in a folder that is removed with all in it, and returns more to note. nil: there is
+	// Prepare makes the files that children need, in a folder that is removed afterwards, and returns more to note. nil: there is
 	// nothing to prepare.
 	Prepare func(ctx context.Context, o Options, folder string) (note string, err error)
-	// Groups returns what is measured, in a child process each.
+	// Groups returns the cases, each measured in a child process.
 	Groups func(Options) []Group
-	// Conclude adds to the lines that were measured what follows from several of them, and pictures. nil: nothing.
+	// Conclude adds the figures that follow from several of the measured lines, and pictures. nil: nothing.
 	Conclude func(*report.Report, Options) error
 }
 
-// Run measures the experiment. With an error it returns what it has nevertheless.
+// Run measures the experiment. Beside an error it returns the results that it has.
 func (e Experiment) Run(ctx context.Context, o Options) (r report.Report, err error) {
 	r = report.Report{Name: e.Name, What: e.What, Note: e.Note, Goals: e.Goals}
 	if e.Prepare != nil {
@@ -65,7 +65,7 @@ func (e Experiment) Run(ctx context.Context, o Options) (r report.Report, err er
 // A Program is one that an experiment runs, and how to get it.
 type Program struct{ Name, GetIt string }
 
-// Go is what runs tests and builds programs.
+// Go is the command that runs tests and builds programs.
 var Go = Program{"go", "https://go.dev/dl"}
 
 // Options are the parts of the command line that an experiment needs.
@@ -84,7 +84,7 @@ func (o Options) Logf(format string, args ...any) {
 	}
 }
 
-// Times returns the number of rounds: what -rounds asks for, otherwise quick with -quick,
+// Times returns the number of rounds: the value of -rounds, otherwise quick with -quick,
 // and byItself without.
 func (o Options) Times(byItself, quick int) int {
 	switch {
@@ -96,15 +96,15 @@ func (o Options) Times(byItself, quick int) int {
 	return byItself
 }
 
-// A Case is one of the cases that are compared. It is measured as a test, of which a failure is an error: so it can have
-// what tests have, a bubble of package synctest among it.
+// A Case is one of the cases that are compared. It is measured as a test, and a failure is an error. So it can use
+// everything that a test can, such as a bubble of package synctest.
 type Case struct {
 	Name    string // of its benchmark lines, or how their names begin, such as "Spacing/limiter=shaper/rate=1000"
 	Rounds  int    // it is measured in the first so many rounds
 	Measure func(*testing.T) []report.Line
 }
 
-// One returns a case with one line. Its figures are the fields of what measure finds.
+// One returns a case with one line. Its figures are the fields of measure's result.
 func One[Out any](name string, rounds int, measure func(*testing.T) Out) Case {
 	return Case{name, rounds, func(t *testing.T) []report.Line { return []report.Line{report.LineOf(name, measure(t))} }}
 }
@@ -119,7 +119,7 @@ func Timed(t testing.TB, name string, goroutines []int, each func() func() bool,
 	return lines
 }
 
-// A Group is cases that are measured in interleaved rounds: what disturbs the machine for a while disturbs all of them
+// A Group is cases that are measured in interleaved rounds, so that a disturbance of the machine meets all of them
 // alike. Another case begins in each round.
 type Group struct {
 	Cases []Case
@@ -180,8 +180,8 @@ func take(ctx context.Context, o Options, measure func(Case) ([]report.Line, err
 	return lines, errors.Join(failed...)
 }
 
-// InChild measures a case in a child process of its own: what one leaves behind in the heap, the timers or the scheduler
-// is not the next one's, and CPU time and memory are its own. The child finds the case, as it has the same experiments.
+// InChild measures a case in a child process of its own. So CPU time and memory are its own, and it leaves nothing
+// behind for the next one in the heap, the timers or the scheduler. The child finds the case, as it has the same experiments.
 func InChild(ctx context.Context, o Options, c Case) ([]report.Line, error) {
 	return caseChild.Take(ctx, caseInput{c.Name, o.Quick})
 }
@@ -191,7 +191,7 @@ type caseInput struct {
 	Quick bool
 }
 
-// experiments are those of this program. [Child] sets them.
+// experiments are this program's. [Child] sets them.
 var experiments []Experiment
 
 var caseChild = NewChild("case", func(in caseInput) ([]report.Line, error) {
