@@ -7,30 +7,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
-	"example.com/leakybucket/shaper/internal/serverconn"
 )
-
-// A request is one call on its way into a flow. It lives on the stack of its call: the
-// waiter that stands in line for it holds only the part that others need, as a long
-// line costs the memory of its waiters.
-type request struct {
-	ctx      context.Context
-	key      any // told to the hooks of a Group, nil without hooks; in a line with an order a string, else nil
-	cost     int64
-	deadline int64 // of ctx, as an instant of the dispatcher's clock; forever: it has none
-	kind     entryKind
-	releases bool   // its caller will say when it has ended, as Acquire and Do do
-	weight   uint16 // of its key, in a line with an order
-	ahead    int32  // how many it has found in line, if it waits
-
-	// A decision sets these.
-	entered int64               // when it entered the line, if it waits; else when it was decided
-	done    <-chan struct{}     // if it waits: of ctx or, if peer is set, of the http.Request's context
-	peer    *serverconn.Waiting // nil: no connection is watched for it
-	seat    *seat               // if it has left, and there is a cap
-	verdict *Verdict            // of a gate that lets it through
-	with    *companions         // nil: it has none
-}
 
 // companions are what few requests have beside them.
 type companions struct {
@@ -71,19 +48,6 @@ type account interface {
 	enter(d *dispatcher, f *flow, w *waiter) // it enters the line
 	leave(w *waiter)                         // its call is told that it has left the line
 }
-
-// entryKind says how a request enters a flow.
-type entryKind uint8
-
-const (
-	newcomer entryKind = iota
-	// reentry is a request that has left, was sent back by the upstream, and is to
-	// leave once more: at the head of the line, as it was admitted before all that
-	// wait, and whatever the limits say of newcomers.
-	reentry
-	// allow is a request that leaves now or is refused, as if there was no room in line.
-	allow
-)
 
 // A decision is the outcome of a request at entry, or at the end of its wait, beside the
 // seat that it is given. It fits into four words, so that it is returned in registers.

@@ -1,8 +1,6 @@
 package shaper
 
 import (
-	"time"
-
 	"example.com/leakybucket/internal/exact"
 )
 
@@ -238,26 +236,6 @@ func (f *flow) drainedAt() int64 {
 		return exact.Forever
 	}
 	return exact.Later(f.bucket.empty, f.bucket.coldOrNone().hold).Ceil()
-}
-
-// stats returns the part of [Stats] that the flow itself knows.
-func (f *flow) stats(now int64) Stats {
-	b := &f.bucket
-	st := Stats{
-		Limits:    b.limits,
-		Waiting:   f.waiting(),
-		InFlight:  f.seatsTaken(),
-		Level:     b.level(now),
-		Departed:  f.departed,
-		TotalWait: time.Duration(f.wait),
-	}
-	c := b.coldOrNone()
-	st.Abandoned, st.Missed = c.abandoned, c.missed
-	st.setRefusals(&c.refused)
-	if head := f.lineOrNone().head; head != nil {
-		st.OldestWait = time.Duration(now - head.at)
-	}
-	return st
 }
 
 // totals are the counts of all flows of a host together, which outlive the flows.

@@ -1,91 +1,11 @@
 package shaper
 
 import (
-	"context"
 	"math/bits"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
 )
-
-// Acquire is [Shaper.WaitN] for a request whose end matters. It blocks until a request of
-// cost n may leave and, if [Limits.InFlight] is set, until fewer than InFlight requests
-// are in flight. A request is in flight until its caller calls release. That function is
-// never nil, does nothing when it is called again, and may be called from any goroutine.
-// If the bucket allows, the head of the line gets the released seat at once. Without
-// InFlight release does nothing.
-//
-// The errors are as of WaitN; with an error release does nothing. A cost of 0 takes no
-// seat. It is unknown when requests end, so with a cap [RejectError.RetryAfter] and
-// [Shaper.Forecast] are estimates: for each request that has to end first, at least the
-// mean time for which requests have been in flight of late, divided by InFlight. Whether a
-// request is too late is decided without that estimate, as if a seat became free at once, so that
-// no request is refused which might leave in time.
-func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error) {
-	held, err := s.acquire(ctx, n, newcomer)
-	if held.by == nil {
-		return nothing, err
-	}
-	return held.end, nil
-}
-
-func nothing() {}
-
-// A heldSeat is a seat of a [Shaper], for a request that has left. It is zero for one that has
-// none.
-//
-// Its method end is the release that Acquire returns. Acquire is just small enough for the
-// compiler to inline it: then a caller that does not hand release on has it on its stack, and
-// nothing is allocated for it (TestAcquireAllocatesItsReleaseAtMost).
-type heldSeat struct {
-	by   *Shaper
-	seat *seat
-}
-
-func (h heldSeat) end() { h.seat.release(&h.by.dispatcher, &h.by.flow) }
-
-// acquire is Acquire with a heldSeat in place of a function.
-func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (heldSeat, error) {
-	s.mustBeMade()
-	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
-	dec := s.enter(r)
-	err := dec.err
-	if dec.waiter != nil {
-		_, err = r.finish(&s.dispatcher, &s.flow, dec.waiter, r.await(dec.waiter))
-	}
-	if r.seat == nil {
-		return heldSeat{}, err
-	}
-	return heldSeat{s, r.seat}, nil
-}
-
-// wait is acquire for any request. (If acquire called it, Acquire would be too large to be inlined, or a
-// waiting goroutine would have one more frame on its stack.)
-func (s *Shaper) wait(r *request) (heldSeat, error) {
-	s.mustBeMade()
-	dec := s.enter(r)
-	err := dec.err
-	if dec.waiter != nil {
-		_, err = r.finish(&s.dispatcher, &s.flow, dec.waiter, r.await(dec.waiter))
-	}
-	if r.seat == nil {
-		return heldSeat{}, err
-	}
-	return heldSeat{s, r.seat}, nil
-}
-
-// Do runs f when a request of cost n may leave, and releases the seat of the request when
-// f has returned or panicked. It returns the error of [Shaper.Acquire], or the error of f.
-func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) error {
-	held, err := s.acquire(ctx, n, newcomer)
-	if err != nil {
-		return err
-	}
-	if held.by != nil {
-		defer held.end()
-	}
-	return f(ctx)
-}
 
 // release releases a seat, if it has not been released before. The lock is not held.
 //

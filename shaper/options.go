@@ -2,7 +2,10 @@ package shaper
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // An Option changes how a [Shaper] behaves. Options cannot change later, as [Limits] can.
@@ -24,6 +27,23 @@ type options struct {
 	maxKeys int
 	shared  sharedOptions
 	fair    *fairQueue // nil: WithFairQueue is not set
+}
+
+// validate returns which option of a [Shaper] is wrong, or does not go together with another or the limits.
+func (o *options) validate(l Limits) error {
+	if err := o.validateShared("New"); err != nil {
+		return err
+	}
+	switch {
+	case o.shared.asked && o.shared.key == "":
+		return errors.New("shaper: New: the key of WithBucket is empty")
+	case o.shared.asked && l.Rate == rate.Inf:
+		return errSharedInf
+	}
+	if err := o.validateBlock("New"); err != nil {
+		return err
+	}
+	return o.validateFair()
 }
 
 // newGate returns the gate of a dispatcher; nil: it needs none.

@@ -1,6 +1,8 @@
 package shaper
 
 import (
+	"sync/atomic"
+
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/internal/settle"
 )
@@ -79,6 +81,134 @@ func (b *bucket) levelAt(at exact.Nanos, rounded bool) settle.Level {
 		l.Excess = b.roundedUpBy()
 	}
 	return l
+}
+
+// A reservation is a request of Reserve that has left, until it is settled.
+type reservation struct {
+	estimate int64
+	d        *dispatcher // of the flow; nil: there is no flow, as the request has cost nothing so far
+	f        *flow       // that it has left
+	seat     *seat       // nil: it has none
+	holder   holder      // of a key; nil: of a Shaper, or the estimate stands
+	isOver   atomic.Bool // it has been settled
+	with     companions  // of its request; the reservation is the account
+
+	// A decision sets these, under the lock.
+	of    *reservations // of the flow; nil: there is nothing to settle in the bucket
+	isOwn bool          // the level is the flow's own; else the estimate stands whatever it costs
+
+	// The lock guards these, as the shadow of a request leaves after its call has returned.
+	number uint64 // in the book of the flow; 0: its shadow is still in line
+	early  int64  // by how much it was too great, if it has been settled before its shadow left
+	stands bool   // it has been settled before that, and its estimate stands
+}
+
+// A holder is a key whose bucket a request has left.
+type holder interface {
+	charge(n int64)      // charges the bucket that the key has now; the lock is not held
+	mayBeDrainedLocked() // the level of the bucket that the request has left has been lowered
+}
+
+func newReservation(estimate int) *reservation {
+	v := &reservation{estimate: int64(estimate)}
+	v.with.account = v
+	return v
+}
+
+// begin returns the reservation of a request whose call has ended with err, in a flow; nil with an
+// error.
+func (v *reservation) begin(r *request, d *dispatcher, f *flow, err error) (*reservation, error) {
+	v.d, v.f, v.seat = d, f, r.seat
+	if err != nil {
+		return nil, err
+	}
+	if v.of != nil {
+		v.countReserved(v.estimate)
+	}
+	return v, nil
+}
+
+// orNothing returns settle, or for nil a function that does nothing.
+func (v *reservation) orNothing() (settle func(actual int)) {
+	if v == nil {
+		return settleNothing
+	}
+	return v.settle
+}
+
+// settle is what Reserve returns.
+func (v *reservation) settle(actual int) {
+	if v.isOver.Swap(true) {
+		return
+	}
+	if v.of != nil {
+		v.countReserved(-v.estimate)
+	}
+	if v.seat != nil {
+		defer v.seat.release(v.d, v.f)
+	}
+	over := v.estimate - int64(actual)
+	switch {
+	case !v.isOwn && v.estimate > 0: // The level is not the flow's own, or a dry run has refused it.
+	case actual < 0 || over == 0:
+		if v.isOwn {
+			v.settleUnchanged()
+		}
+	case !v.isOwn || over < 0 && v.holder != nil:
+		if v.isOwn {
+			v.settleUnchanged()
+		}
+		v.charge(-over)
+	default:
+		v.settleWith(over)
+	}
+}
+
+// notSent settles for a request that has not been sent after all.
+func (v *reservation) notSent() { v.settle(0) }
+
+// charge charges the bucket of a key, or of a Shaper, n units now.
+func (v *reservation) charge(n int64) {
+	if v.holder != nil {
+		v.holder.charge(n)
+		return
+	}
+	now := v.d.lockFlow(v.f)
+	defer v.d.unlockAndArm()
+	v.f.chargeLocked(v.d, now, n)
+	v.d.retimeLocked(v.f, now)
+}
+
+// settleWith settles a reservation that was too great by over, or too small if over is negative.
+func (v *reservation) settleWith(over int64) {
+	now := v.d.lockFlow(v.f)
+	defer v.d.unlockAndArm()
+	if v.number == 0 {
+		v.early = over
+	} else {
+		v.settleLocked(v.d, v.f, now, over)
+	}
+	v.d.retimeLocked(v.f, now)
+	if over > 0 && v.holder != nil {
+		v.holder.mayBeDrainedLocked()
+	}
+}
+
+// settleUnchanged settles a reservation whose estimate stands.
+func (v *reservation) settleUnchanged() {
+	v.d.mu.Lock()
+	defer v.d.mu.Unlock()
+	v.stands = true
+	v.of.Drop(v.f.bucket.interval, v.number)
+}
+
+// countReserved adds to the gauges of units that are reserved. It needs no lock, so that Reserve
+// takes it only once.
+func (v *reservation) countReserved(n int64) {
+	v.of.reserved.Add(n)
+	if v.d.totals != nil {
+		v.d.totals.reserved.Add(n)
+	}
 }
 
 // admitted begins a reservation whose request has been admitted to a flow.

@@ -464,6 +464,26 @@ func (g *Group[K]) Top(n int) []KeyCount[K] {
 	return top
 }
 
+// stats returns the part of [Stats] that the flow itself knows.
+func (f *flow) stats(now int64) Stats {
+	b := &f.bucket
+	st := Stats{
+		Limits:    b.limits,
+		Waiting:   f.waiting(),
+		InFlight:  f.seatsTaken(),
+		Level:     b.level(now),
+		Departed:  f.departed,
+		TotalWait: time.Duration(f.wait),
+	}
+	c := b.coldOrNone()
+	st.Abandoned, st.Missed = c.abandoned, c.missed
+	st.setRefusals(&c.refused)
+	if head := f.lineOrNone().head; head != nil {
+		st.OldestWait = time.Duration(now - head.at)
+	}
+	return st
+}
+
 // settlements are the counts of what has been reserved and settled, in cost units.
 type settlements struct {
 	reserved                      atomic.Int64 // and not settled

@@ -49,14 +49,14 @@ func (w *waiter) readyBefore(done <-chan struct{}) bool {
 // announceEntry runs the hook of a request that has entered a line, and notes the channel on which it waits
 // for the end of its context. The lock is not held.
 func (r *request) announceEntry(d *dispatcher, f *flow, dec decision) {
-	w, settled := dec.waiter, false
-	defer r.abandonUnless(&settled, d, f, w)
+	w, handled := dec.waiter, false
+	defer r.abandonUnless(&handled, d, f, w)
 	r.ahead = dec.waiting - 1
 	if d.hasHooks {
 		r.runEnqueued(d, dec)
 	}
 	r.peer, r.done = serverconn.BeginWait(r.ctx, w.ready)
-	settled = true
+	handled = true
 }
 
 // runEnqueued runs the hook of a request that has entered a line.
@@ -78,8 +78,8 @@ func (r *request) runEnqueued(d *dispatcher, dec decision) {
 //
 //go:noinline
 func (r *request) finish(d *dispatcher, f *flow, w *waiter, woken bool) (at int64, err error) {
-	settled := false
-	defer r.abandonUnless(&settled, d, f, w)
+	handled := false
+	defer r.abandonUnless(&handled, d, f, w)
 	// The context is asked once, outside the lock, and its answer is final. If it has
 	// ended, a slot that came before is handed on, so that no slot is spent on a request
 	// whose caller has gone. If it ends later, that looks to the caller as if it had
@@ -88,7 +88,7 @@ func (r *request) finish(d *dispatcher, f *flow, w *waiter, woken bool) (at int6
 	if err == nil && !woken {
 		err = context.Canceled // A context that breaks its contract has ended all the same.
 	}
-	settled = true
+	handled = true
 	var dec decision
 	if err != nil {
 		at, dec = r.abandon(d, f, w, err)
@@ -101,11 +101,11 @@ func (r *request) finish(d *dispatcher, f *flow, w *waiter, woken bool) (at int6
 	return at, dec.err
 }
 
-// abandonUnless abandons a waiter unless it is settled. It is deferred by functions that
+// abandonUnless abandons a waiter unless it is handled. It is deferred by functions that
 // run code of the caller's, as hooks and contexts are: if that panics, the waiter must not
 // stay in line with no call to receive its slot.
-func (r *request) abandonUnless(settled *bool, d *dispatcher, f *flow, w *waiter) {
-	if !*settled {
+func (r *request) abandonUnless(handled *bool, d *dispatcher, f *flow, w *waiter) {
+	if !*handled {
 		r.abandon(d, f, w, context.Canceled)
 	}
 }

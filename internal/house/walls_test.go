@@ -23,18 +23,18 @@ import (
 // HTTP.
 var readingOrder = strings.Fields(`
 	errors options
-	limits bucket queue flow decide dispatcher ticker wait inflight shutdown shaper
+	limits bucket queue flow dispatcher decide ticker wait inflight shutdown shaper
 	limits_text
 	group group_limits group_table group_calls group_change group_shutdown
 	histogram watch stats publication snapshot
 	limiter chain key
-	recording block dryrun reserve reservations fair
-	shared_options shared_flow shared_meter shared_pump shared_levels
+	recording block dryrun reservations reserve fair
+	shared_options shared_flow shared_meter shared_levels shared_pump
 	middleware_options middleware transport
 `)
 
 // engineFiles are read by whoever wants to know how a Shaper without options works.
-var engineFiles = strings.Fields("limits bucket queue flow decide dispatcher ticker wait inflight shutdown shaper")
+var engineFiles = strings.Fields("limits bucket queue flow dispatcher decide ticker wait inflight shutdown shaper")
 
 // featureFiles are the files that each feature has for itself. A feature bends the engine. It is attached by
 // interfaces that the engine declares.
@@ -55,8 +55,8 @@ var (
 )
 
 const (
-	arrowsAtFirst  = 519 // how many arrows ran back when they were first counted, at 71eb3d8
-	mostArrowsBack = 327 // it may only become less
+	arrowsAtFirst  = 453 // how many arrows ran back when they were first counted, at 71eb3d8
+	mostArrowsBack = 200 // it may only become less
 )
 
 // mostFilesNaming is in how many files outside its own a feature may be named. Each may only become less,
