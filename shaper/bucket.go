@@ -56,9 +56,10 @@ type rare struct {
 	// rounded ones it is exact.
 	sinceRounded bool
 
-	ledger       ledger // nil: nobody keeps one
-	level        level  // of the flow; nil: it has none
-	keptOutUntil int64  // see flow.keptOutUntil
+	ledger       ledger  // nil: nobody keeps one
+	level        level   // of the flow; nil: it has none
+	keptOutUntil int64   // see flow.keptOutUntil
+	bounds       *bounds // of those in line; nil: none has had one
 }
 
 // A ledger follows the level of a bucket, for those that may lower it later on. The bucket tells it
@@ -208,7 +209,7 @@ func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, has
 		return slot, false
 	}
 	b.idleUntil(b.coldOrNone().hold.Whole()) // No request has left before the end of the hold.
-	if earliest := exact.At(now - b.slack); earliest.After(slot) {
+	if earliest := exact.At(now - b.limits.slack()); earliest.After(slot) {
 		lost := b.interval.Minus(earliest, slot)
 		b.coldOrNew().missed += b.interval.Units(lost)
 		b.setEmpty(b.interval.Plus(b.empty, lost), nil)
@@ -324,16 +325,16 @@ type plan struct {
 	limits     Limits // as given
 	interval   exact.Interval
 	burst      int64
-	slack      int64 // lateness that may be made up, in nanoseconds
-	users      int32 // in a Group, the number of buckets that have this plan
-	uncapped   bool  // no request takes a seat, whatever InFlight is, as this is a dry run
-	leftAtUnit uint8 // the unit of bucket.leftAt is 1<<leftAtUnit nanoseconds
+	inLine     time.Duration // how long a request may be in line ([WithLineTimeout]); 0: for ever
+	users      int32         // in a Group, the number of buckets that have this plan
+	uncapped   bool          // no request takes a seat, whatever InFlight is, as this is a dry run
+	leftAtUnit uint8         // the unit of bucket.leftAt is 1<<leftAtUnit nanoseconds
 }
 
 func planOf(l Limits) *plan {
 	interval := exact.IntervalOf(l.Rate)
 	return &plan{
-		limits: l, interval: interval, burst: l.burst(), slack: l.slack(),
+		limits: l, interval: interval, burst: l.burst(),
 		leftAtUnit: uint8(max(0, bits.Len64(uint64(interval.Whole()))-20)),
 	}
 }

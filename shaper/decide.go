@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -93,6 +94,19 @@ func checkCostAndContext(n int64, ctx context.Context) error {
 		return ErrNegativeCost
 	}
 	return ctx.Err()
+}
+
+// Ends are the instants by which a request must have left: before the deadline of its context, and not after
+// the bound that it states itself ([WithWaitField]). Each is forever if there is none.
+type ends struct{ deadline, bound int64 }
+
+// ends returns the ends of a request.
+func (r *request) ends() ends {
+	e := ends{r.deadline, exact.Forever}
+	if c := r.claim(); c != nil {
+		e.bound = c.until
+	}
+	return e
 }
 
 // untilDeadline returns the time from now to a request's deadline; forever if it has
@@ -266,6 +280,9 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 			d.watcher.newHead(ln, now)
 		}
 	}
+	if at := r.boundOf(f.bucket.plan, now); at < exact.Forever {
+		f.addBound(w, at)
+	}
 	d.waiting++
 	d.markDirtyLocked(f)
 	return w
@@ -362,19 +379,19 @@ func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rej
 		if v.depthFor(r.kind) == 0 {
 			why.also = withoutLine
 		}
-	} else if why = v.lateness(now, wait, r.deadline); why.reason == notRefused {
+	} else if why = v.lateness(now, wait, r.ends()); why.reason == notRefused {
 		return wait, why
 	}
-	why.retryAfter = v.retryAfter(now, wait, r.deadline, r.kind)
+	why.retryAfter = v.retryAfter(now, wait, r.ends(), r.kind)
 	return wait, why
 }
 
 // lateness returns the reason to refuse a request that would have to wait for the time wait, or
 // none if wait is not too long. RetryAfter is not set.
-func (v *view) lateness(now int64, wait time.Duration, deadline int64) (why rejection) {
-	if timeLeft := untilDeadline(deadline, now); timeLeft < exact.Forever && wait >= timeLeft {
+func (v *view) lateness(now int64, wait time.Duration, ends ends) (why rejection) {
+	if timeLeft := untilDeadline(ends.deadline, now); timeLeft < exact.Forever && wait >= timeLeft {
 		why.reason, why.also = refusedLate, missedDeadline
-	} else if wait > v.maxWait() {
+	} else if wait > v.longestWait(now, ends) {
 		why.reason = refusedLate
 	}
 	return why
@@ -396,15 +413,20 @@ func (f *flow) judgeReentry(now int64, r *request, p phase) (j judgement) {
 	if timeLeft := untilDeadline(r.deadline, now); timeLeft < exact.Forever && j.wait >= timeLeft {
 		j.refusal = rejection{reason: refusedLate, retryAfter: max(j.wait-timeLeft+1, v.seatIn(1)), also: missedDeadline}
 	}
+	if late := exact.Sum(now, int64(j.wait)) - r.boundOf(f.bucket.plan, now); late > 0 {
+		j.refusal.reason, j.refusal.retryAfter = refusedLate, max(j.refusal.retryAfter, time.Duration(late), v.seatIn(1))
+	}
 	return j
 }
 
-// maxWait returns [Limits.MaxWait], or its default, at most horizon.
-func (p *plan) maxWait() time.Duration {
-	if p.limits.MaxWait == 0 {
-		return horizon
+// longestWait returns how long a newcomer may be predicted to wait: [Limits.MaxWait], or its default, and not
+// beyond its bound; at most horizon.
+func (v *view) longestWait(now int64, ends ends) time.Duration {
+	longest := min(cmp.Or(v.limits.MaxWait, horizon), horizon)
+	if v.inLine > 0 {
+		longest = min(longest, v.inLine)
 	}
-	return min(p.limits.MaxWait, horizon)
+	return min(longest, timeUntil(ends.bound, now))
 }
 
 // depthFor returns how many may wait for a request to enter the line behind them.
@@ -437,12 +459,12 @@ func (p *plan) tooCostly(n int64) bool {
 // deadline; all three only get better with time, each from one instant on. While all
 // seats are taken nothing moves, so then the result is an estimate, no shorter than the
 // one for the next seat.
-func (v *view) retryAfter(now int64, bound time.Duration, deadline int64, kind entryKind) time.Duration {
+func (v *view) retryAfter(now int64, bound time.Duration, ends ends, kind entryKind) time.Duration {
 	if v.depthFor(kind) == 0 {
 		return v.expected(bound)
 	}
-	timeLeft := max(untilDeadline(deadline, now), 1) // It may be 0, but to come later than at bound would not help.
-	wait, after := bound, max(0, bound-v.maxWait(), bound-timeLeft+1)
+	timeLeft := max(untilDeadline(ends.deadline, now), 1) // It may be 0, but to come later than at bound would not help.
+	wait, after := bound, max(0, bound-v.longestWait(now, ends), bound-timeLeft+1)
 	if v.roomPlace > 0 {
 		after = max(after, timeUntil(v.roomLeaves, now), 1) // As leavesIn, but for the seat.
 	}

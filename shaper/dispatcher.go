@@ -23,6 +23,8 @@ type dispatcher struct {
 	ticker *ticker // it may serve other dispatchers too
 	name   string
 
+	lineTimeout lineTimeout
+
 	// Every call reads the fields from here to watched. They are in one cache line of 64 bytes.
 	origin
 	hasHooks bool // there are hooks in trace
@@ -158,6 +160,7 @@ func (d *dispatcher) validate(l Limits) error {
 func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
 	p.uncapped = d.letsAllThrough() // It is unknown when a request would have ended that had left later.
+	p.inLine = d.lineTimeout.of(l)
 	if d.levels != nil {
 		d.levels.plan(p)
 	}
@@ -166,7 +169,7 @@ func (d *dispatcher) planOf(l Limits) *plan {
 
 // prepare makes the dispatcher ready for use, with a ticker that may serve others already.
 func (d *dispatcher) prepare(o options, t *ticker, w *watch) {
-	d.name, d.trace, d.watcher = o.name, o.trace, w
+	d.name, d.trace, d.watcher, d.lineTimeout = o.name, o.trace, w, o.lineTimeout
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
 	d.attachments = &noAttachments
 	d.waiters.most = maxSpares
@@ -249,6 +252,9 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
+		if ln.flow.bounds() != nil && ln.refusesOneLocked(d, at) {
+			continue
+		}
 		if lv := ln.flow.level(); lv == nil {
 			d.watcher.departs(ln, at, w.cost)
 			missed := b.coldOrNone().missed
@@ -256,7 +262,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			if d.totals != nil {
 				d.totals.missed += b.coldOrNone().missed - missed
 			}
-			if w.accounted {
+			if w.is(accounted) {
 				b.ledger().leaves(d, ln, w, at)
 			}
 		} else if !lv.leave(w, at) {

@@ -107,13 +107,14 @@
 //     stayed. If that is at or after its context's deadline, or if the wait is longer than
 //     [Limits.MaxWait], the request is refused at once. A wait of exactly MaxWait is admitted. A
 //     request whose deadline has passed while ctx.Err() is still nil is refused, and counted.
-//     No request that was admitted is refused later because the rate has changed: it
-//     waits until its context ends. Only an outage of a [Bucket] refuses it, after its
-//     patience ([WithPatience]). With a cap it is unknown when requests will end. So the
+//     Without [WithLineTimeout], no request that was admitted is refused later because the rate
+//     has changed: it waits until its context ends. With it, a request is refused when its
+//     bound comes. An outage of a [Bucket] refuses requests in line, too, after their patience
+//     ([WithPatience]). With a cap it is unknown when requests will end. So the
 //     prediction assumes that a seat becomes free at once, which refuses no request
 //     that might still leave in time; RetryAfter and Forecast are then estimates, from how
 //     long requests have been in flight of late. A request that a Transport retries is
-//     bound by its deadline, but not by MaxWait.
+//     bound by its deadline and by WithLineTimeout, but not by MaxWait.
 //  7. Change. [Shaper.SetLimits] takes effect at once on the requests in line: they are
 //     re-timed, in their order. Level and line are kept. A smaller Depth refuses
 //     newcomers and removes no request from the line.

@@ -19,7 +19,8 @@ var (
 
 	// ErrTooLate means that the predicted wait is longer than [Limits.MaxWait], or
 	// reaches the deadline of the context. In the second case [errors.Is] also reports
-	// that the [*RejectError] is [context.DeadlineExceeded].
+	// that the [*RejectError] is [context.DeadlineExceeded]. A request in line gets it when its
+	// bound comes ([WithLineTimeout]).
 	ErrTooLate = errors.New("shaper: would leave too late")
 
 	// ErrTooCostly means that the request can never fit: its cost is above [Limits.Burst]
@@ -54,6 +55,9 @@ var (
 	// is a mistake of the caller and not a refusal, so no counter counts it.
 	ErrNegativeCost = errors.New("shaper: cost is negative")
 )
+
+// errWaitedTooLong is for a request that was in line until its bound ([WithLineTimeout]).
+var errWaitedTooLong = errors.New("shaper: the request has waited too long")
 
 // A reason is why a request is refused, as an index of the counters.
 type reason uint8
@@ -137,6 +141,7 @@ var (
 	missedDeadline = &alsoError{error: context.DeadlineExceeded} // for a request that would have missed its context's deadline
 	withoutLine    = &alsoError{error: ErrNoLine}
 	byBlock        = &alsoError{error: ErrBlocked}
+	waitedTooLong  = &alsoError{error: errWaitedTooLong}
 )
 
 // Error returns the reason and, if trying again helps, after how long to do so.

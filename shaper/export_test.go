@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"hash/maphash"
 	"sync/atomic"
+	"time"
+
+	"example.com/leakybucket/internal/exact"
 
 	"example.com/leakybucket/shaper/internal/lease"
 )
@@ -17,6 +20,16 @@ func EnterAsReentry(s *Shaper, ctx context.Context, n int) (release func(), err 
 		return nil, err
 	}
 	return t.end, err
+}
+
+// RetryOf is EnterAsReentry for a request that has first asked at a time.
+func RetryOf(s *Shaper, ctx context.Context, n int, asked time.Time) (release func(), err error) {
+	r := &request{ctx: &claim{ctx, s.instantOf(asked), exact.Forever}, cost: int64(n), kind: reentry, releases: true}
+	_, err = s.wait(r)
+	if r.seat == nil {
+		return nil, err
+	}
+	return heldSeat{s, r.seat}.end, err
 }
 
 // LineIsEmpty reports whether nothing is linked into the line, nor counted.

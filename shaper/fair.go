@@ -240,7 +240,7 @@ func (q *fairQueue) judge(f *flow, now int64, r turn) (j judgement) {
 		}
 	}
 	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
-	if j.refusal = v.lateness(now, j.wait, r.deadline); j.refusal.reason == notRefused && !r.forecast {
+	if j.refusal = v.lateness(now, j.wait, r.ends); j.refusal.reason == notRefused && !r.forecast {
 		return j
 	}
 	most := int64(exact.Forever)
@@ -249,13 +249,13 @@ func (q *fairQueue) judge(f *flow, now int64, r turn) (j judgement) {
 	}
 	n, ahead := q.aheadUpTo(r, over, most)
 	if ahead > most && n > fair.Counted {
-		j.refusal.retryAfter = v.retryAfter(now, j.wait, r.deadline, newcomer) // There may be more of them.
+		j.refusal.retryAfter = v.retryAfter(now, j.wait, r.ends, newcomer) // There may be more of them.
 		return j
 	}
 	v.waiting, v.ahead = n, ahead
 	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
-	if j.refusal = v.lateness(now, j.wait, r.deadline); j.refusal.reason != notRefused {
-		j.refusal.retryAfter = v.retryAfter(now, j.wait, r.deadline, newcomer)
+	if j.refusal = v.lateness(now, j.wait, r.ends); j.refusal.reason != notRefused {
+		j.refusal.retryAfter = v.retryAfter(now, j.wait, r.ends, newcomer)
 	}
 	return j
 }
@@ -267,7 +267,7 @@ func (v *view) mostAhead(now int64, r turn) int64 {
 	for tooMuch-most > 1 {
 		middle := most + (tooMuch-most)/2
 		wait := max(timeUntil(v.leavesAfter(v.bucketInstants, middle, r.cost), now), 1)
-		if v.lateness(now, wait, r.deadline).reason == notRefused {
+		if v.lateness(now, wait, r.ends).reason == notRefused {
 			most = middle
 		} else {
 			tooMuch = middle
@@ -336,7 +336,7 @@ func (k keyOfShaper) WaitN(ctx context.Context, n int) error {
 }
 
 func (k keyOfShaper) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	held, err := k.wait(&request{ctx: ctx, cost: int64(n), kind: kind, releases: true, key: k.key})
+	held, err := k.wait(&request{ctx: k.claimOf(ctx), cost: int64(n), kind: kind, releases: true, key: k.key})
 	if held.by == nil {
 		return nil, err
 	}
@@ -344,7 +344,7 @@ func (k keyOfShaper) enter(ctx context.Context, n int, kind entryKind) (release 
 }
 
 func (k keyOfShaper) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
-	v, err := k.Shaper.reserve(ctx, k.key, estimate, kind)
+	v, err := k.Shaper.reserve(k.claimOf(ctx), k.key, estimate, kind)
 	if err != nil {
 		return nil, err
 	}

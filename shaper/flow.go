@@ -124,7 +124,7 @@ type line struct {
 	queue
 	flow       *flow
 	since      exact.Nanos // since when nothing but its slot keeps the head
-	slot       int64       // when the head is to leave, or the patience of one in line ends; forever: when a seat becomes free, or units are leased
+	slot       int64       // when the head is to leave, or the bound or the patience of one in line comes; forever: when a seat becomes free, or units are leased
 	leftAt     int64       // when the latest request left; unknown: no spacing is to be counted from it
 	seatsTaken int32       // with a cap, the requests that have left and not ended
 	index      int32       // in departures; -1: it is not in there, as no request waits
@@ -164,7 +164,7 @@ func (f *flow) seatsTaken() int { return int(f.lineOrNone().seatsTaken) }
 // nextInLine returns the instant at which something is to happen in the line, in which a request
 // waits.
 func (f *flow) nextInLine() int64 {
-	at := f.headMayLeave()
+	at := min(f.headMayLeave(), f.nextBound())
 	if lv := f.level(); lv != nil {
 		at = min(at, lv.nextBound())
 	}
@@ -388,9 +388,18 @@ func (ln *line) beginHead(now int64) {
 	ln.flow.bucket.sinceIsWhole()
 }
 
-// refuseLocked refuses a request that is in line, and wakes it.
+// refuseLocked refuses a request that is in line, and wakes it. If no goroutine waits for it, it is counted.
 func (ln *line) refuseLocked(d *dispatcher, w *waiter, now int64, s state) {
 	ln.giveUpLocked(d, w, now, s)
+	if d.letsAllThrough() {
+		why := refusedClosed
+		if s == overdue {
+			why = refusedLate
+		}
+		ln.flow.countRefusal(d.totals, w.at, now, why)
+		d.waiters.keep(w)
+		return
+	}
 	w.at = now
 	w.wake()
 }
@@ -401,7 +410,7 @@ func (ln *line) giveUpLocked(d *dispatcher, w *waiter, now int64, s state) (newH
 	head := ln.head
 	ln.remove(w, s)
 	d.waiting--
-	if w.accounted {
+	if w.is(accounted) {
 		ln.flow.bucket.ledger().givesUp(&ln.flow.bucket, w)
 	}
 	if ln.head == head {

@@ -118,6 +118,9 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 			return nil, fmt.Errorf("shaper: NewGroup: WithBuckets has a %T, must have a %T (WithBucket is for a Shaper)", o.shared.keyOf, (func(K) string)(nil))
 		}
 	}
+	if err := o.validateLineTimeout("NewGroup"); err != nil {
+		return nil, err
+	}
 	if err := o.validateBlock("NewGroup"); err != nil {
 		return nil, err
 	}

@@ -276,7 +276,7 @@ var errEndedGoroutine = errors.New("the function that returns them has ended its
 
 // join waits for the call of another request.
 func (l *limitsLookup[K]) join(ctx context.Context) {
-	done, stop := serverconn.DoneBeforeLine(ctx)
+	done, stop := serverconn.DoneBeforeLine(withoutClaim(ctx))
 	defer stop()
 	select {
 	case <-l.call.done:

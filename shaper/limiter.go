@@ -77,7 +77,7 @@ func innerOf(l Limiter) inner {
 type shaperLimiter struct{ *Shaper }
 
 func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	t, err := s.acquire(ctx, n, kind)
+	t, err := s.acquire(s.claimOf(ctx), n, kind)
 	if t.by == nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (releas
 }
 
 func (s shaperLimiter) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
-	v, err := s.Shaper.reserve(ctx, nil, estimate, kind)
+	v, err := s.Shaper.reserve(s.claimOf(ctx), nil, estimate, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -158,6 +158,7 @@ func (f foreign) WaitN(ctx context.Context, n int) error {
 // enter asks the context after the wait, because the [Limiter] may not have done so. What
 // the Limiter has spent by then is lost, but at least the request is not sent or served.
 func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
+	ctx = withoutClaim(ctx)
 	if n == 0 {
 		return nil, ctx.Err()
 	}
@@ -240,6 +241,7 @@ func (f foreign) reserve(ctx context.Context, estimate int, kind entryKind) (uns
 		}
 		return onlyReleased{release}, nil
 	}
+	ctx = withoutClaim(ctx)
 	settle, err := l.Reserve(ctx, estimate)
 	if err != nil {
 		return nil, err
@@ -420,11 +422,11 @@ func (k keyLimiter[K]) state() (st Stats) {
 func (k keyLimiter[K]) stats() (st Stats, ok bool) { return k.group.StatsOf(k.key) }
 
 func (k keyLimiter[K]) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	return k.group.acquire(ctx, k.key, n, kind)
+	return k.group.acquire(k.group.spill.claimOf(ctx), k.key, n, kind)
 }
 
 func (k keyLimiter[K]) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
-	v, err := k.group.reserve(ctx, k.key, estimate, kind)
+	v, err := k.group.reserve(k.group.spill.claimOf(ctx), k.key, estimate, kind)
 	if err != nil {
 		return nil, err
 	}

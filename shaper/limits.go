@@ -51,7 +51,8 @@ type Limits struct {
 	// at once: no request is refused because of an estimate, and an admitted request
 	// may wait longer. MaxWait does not apply to retries of a [Transport]. It is compared
 	// once, when a request enters: a lower Rate, a [Shaper.Hold], retries that enter at the
-	// head, and with a [Bucket] other processes and outages may make it wait longer then.
+	// head, and with a [Bucket] other processes and outages may make it wait longer then. [WithLineTimeout]
+	// bounds that real wait.
 	MaxWait time.Duration
 
 	// Slack is how much of the lateness of a wake-up may be made up, by requests that

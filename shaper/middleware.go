@@ -194,7 +194,11 @@ func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n
 	if h.serverTiming || h.log != nil || conn.MayHaveBody() {
 		start = time.Now()
 	}
-	release, err := limiter.enter(conn.PeerContext(limiter.asksDoneToWait(), h.watcher), n, newcomer)
+	ctx := conn.PeerContext(limiter.asksDoneToWait(), h.watcher)
+	if h.waitField != "" {
+		ctx = h.untilField(ctx, r)
+	}
+	release, err := limiter.enter(ctx, n, newcomer)
 	err = h.endWait(conn, start, release, err)
 	h.conclude(conn, limiter, release, err)
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +27,7 @@ type middlewareOptions struct {
 	retrySpread     time.Duration
 	rateLimitFields rateLimitFields
 	serverTiming    bool
+	waitField       string
 	verdictField    string
 	log             *refusalLog
 }
@@ -102,6 +104,49 @@ func (serverTimingOption) applyMiddleware(to *middlewareOptions) { to.serverTimi
 //
 //	Server-Timing: shaper;dur=12.345
 func WithServerTiming() MiddlewareOption { return serverTimingOption{} }
+
+// WithWaitField names a field by which a request says how long it is willing to be in line: in seconds, with
+// decimals ("2", "0.5"), or as a duration of the text form of [Limits] ("1500ms"). Its bound is then
+// that long after it has come to the [Middleware], or the bound of [WithLineTimeout] if that is earlier; in a
+// [Chain] it bounds the waits in all lines together. With 0 the request leaves at once, or is refused with
+// [ErrTooLate]. Without [WithLineTimeout] it works, too. A field that is missing, malformed, negative, or there
+// twice counts as none. A request can only shorten its own wait so, and moves nobody in line. Limiters that
+// are not of this package ignore it. By default, or with "", no field is read.
+func WithWaitField(name string) MiddlewareOption { return waitFieldOption(name) }
+
+type waitFieldOption string
+
+func (o waitFieldOption) applyMiddleware(to *middlewareOptions) { to.waitField = string(o) }
+
+// untilField returns a context with the bound that a request states in its field.
+//
+// It is not inlined, so that it takes no stack of a request that waits.
+//
+//go:noinline
+func (o *middlewareOptions) untilField(ctx context.Context, r *http.Request) context.Context {
+	fields := r.Header.Values(o.waitField)
+	if len(fields) != 1 {
+		return ctx
+	}
+	d, ok := parseWait(fields[0])
+	if !ok {
+		return ctx
+	}
+	return &waitContext{Context: ctx, until: time.Now().Add(d)}
+}
+
+// parseWait returns the time that a text states, in seconds or with a unit.
+func parseWait(text string) (d time.Duration, ok bool) {
+	if len(text) > maxQuote {
+		return 0, false
+	}
+	if strings.Trim(text, numeric) == "" {
+		text += "s"
+	}
+	s := scanner{text: text}
+	d = min(s.duration(word{text, 0}), horizon)
+	return d, s.mistake == nil
+}
 
 type loggerOption struct{ log *refusalLog }
 

@@ -32,7 +32,17 @@ func newSubject(l shaper.Limits, options ...shaper.Option) (model.Subject, error
 	if err == nil {
 		shaper.AuditRefusalsInto(s, &audited)
 	}
-	return s, err
+	return subject{s}, err
+}
+
+// A subject is a Shaper in which requests can be sent again.
+type subject struct{ *shaper.Shaper }
+
+func (s subject) Retry(ctx context.Context, n int, asked time.Time) (release func(), err error) {
+	if release, err = shaper.RetryOf(s.Shaper, ctx, n, asked); release == nil {
+		release = func() {}
+	}
+	return release, err
 }
 
 // TestModel holds the shaper to the model: random scripts must agree in
@@ -79,6 +89,26 @@ func FuzzFairModel(f *testing.F) {
 	})
 }
 
+// TestBoundedModel is TestModel for scripts in which no wait is longer than its bound.
+func TestBoundedModel(t *testing.T) {
+	t.Parallel()
+	budget := rounds(5_000, 100_000, 1_000_000)
+	done := 0
+	for seed := uint64(1); done < budget; seed++ {
+		script, want := model.RandomBounded(rand.New(rand.NewPCG(seed, 39)))
+		done += len(script.Ops)
+		requireAgreement(t, script, want, "seed %d", seed)
+	}
+}
+
+// FuzzBoundedModel is TestBoundedModel with the script's choices taken from the input.
+func FuzzBoundedModel(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		script, want := model.BoundedFromBytes(data)
+		requireAgreement(t, script, want, "%d bytes", len(data))
+	})
+}
+
 // requireAgreement plays a script on a Shaper, and shows the shortest part of it
 // on which the Shaper and the model disagree.
 func requireAgreement(t *testing.T, script model.Script, want []model.Answer, of string, args ...any) {
@@ -90,12 +120,12 @@ func requireAgreement(t *testing.T, script model.Script, want []model.Answer, of
 	}
 }
 
-// TestModelTellsMistakes tests the checker: each of 32 mistakes must show
+// TestModelTellsMistakes tests the checker: each of 39 mistakes must show
 // within 100,000 operations, on scripts on which the model without it agrees with
 // the shaper.
 func TestModelTellsMistakes(t *testing.T) {
 	t.Parallel()
-	require.Len(t, model.Mistakes(), 32)
+	require.Len(t, model.Mistakes(), 39)
 	// These show in one script of some hundreds, so the search begins with such a script.
 	first := map[model.Mistake]uint64{model.StaleRefund: 244, model.CapIgnored: 481, model.HeadPushedLate: 430}
 	for _, mistake := range model.Mistakes() {
@@ -104,7 +134,10 @@ func TestModelTellsMistakes(t *testing.T) {
 			done := 0
 			for seed := max(1, first[mistake]); done < 100_000; seed++ {
 				compose := model.Random
-				if mistake.IsOfFair() {
+				switch {
+				case mistake.IsOfBounds():
+					compose = model.RandomBounded
+				case mistake.IsOfFair():
 					compose = model.RandomFair
 				}
 				script, right := compose(rand.New(rand.NewPCG(seed, uint64(mistake))))

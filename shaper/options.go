@@ -27,6 +27,8 @@ type options struct {
 	maxKeys int
 	shared  sharedOptions
 	fair    *fairQueue // nil: WithFairQueue is not set
+
+	lineTimeout lineTimeout
 }
 
 // validate returns which option of a [Shaper] is wrong, or does not go together with another or the limits.
@@ -41,6 +43,9 @@ func (o *options) validate(l Limits) error {
 		return errSharedInf
 	}
 	if err := o.validateBlock("New"); err != nil {
+		return err
+	}
+	if err := o.validateLineTimeout("New"); err != nil {
 		return err
 	}
 	return o.validateFair()
@@ -167,6 +172,6 @@ type Verdict struct {
 // runHook runs a hook, unless it is nil.
 func runHook(hook func(context.Context, Event), ctx context.Context, e Event) {
 	if hook != nil {
-		hook(ctx, e)
+		hook(withoutClaim(ctx), e)
 	}
 }

@@ -68,8 +68,8 @@ type waiter struct {
 	waiting     int32  // how many were in the line just after it left
 	index       int32  // where the order of the line finds it, if there is one
 	state       state
-	reentry     bool // it was admitted before
-	accounted   bool // the ledger of its bucket has an account of it
+	traits      traits
+	boundNo     uint16 // the number of its bound, modulo 2¹⁶; see bounds
 }
 
 // wake wakes the waiter's goroutine, after its state has changed. The lock is held.
@@ -127,6 +127,17 @@ func (p *parking) Unlock() {
 // again under the lock, as a waiter waits once.
 func (p *parking) Lock() {}
 
+// Traits of a waiter are true of it for as long as it stands for its request.
+type traits uint8
+
+const (
+	reentered traits = 1 << iota // the request was admitted before
+	accounted                    // the ledger of the bucket has an account of it
+)
+
+// is reports whether the waiter has a trait.
+func (w *waiter) is(t traits) bool { return w.traits&t != 0 }
+
 // A state tells how a waiter has ended. It changes once, under the lock, from queued
 // to one of the others.
 type state uint8
@@ -136,6 +147,7 @@ const (
 	departed          // it has been given its slot
 	refused           // by Close
 	unavailable       // refused, as its patience has ended in an outage of the Bucket
+	overdue           // refused, as its bound has come
 	pushedOut         // refused, as the line was full when a request came that leaves before it
 	abandoned         // its context ended, or its hook panicked
 )
@@ -192,7 +204,7 @@ type turn struct {
 	key      string
 	weight   int
 	cost     int64
-	deadline int64
+	ends     ends
 	reentry  bool
 	forecast bool // it only asks
 }
@@ -200,7 +212,7 @@ type turn struct {
 // turn returns the request's turn, in a line with an order.
 func (r *request) turn() turn {
 	key, _ := r.key.(string)
-	return turn{key, int(r.weight), r.cost, r.deadline, r.kind == reentry, r.ctx == nil}
+	return turn{key, int(r.weight), r.cost, r.ends(), r.kind == reentry, r.ctx == nil}
 }
 
 // queue is the line of the requests that wait, first in, first out unless it has an order. It is a
@@ -229,7 +241,9 @@ func (q *queue) enter(w *waiter, r *request) {
 	q.cost.add(w.cost)
 	switch {
 	case q.order != nil:
-		w.reentry = r.kind == reentry
+		if r.kind == reentry {
+			w.traits |= reentered
+		}
 		q.order.push(w, r.turn())
 		q.head = q.order.head()
 	case r.kind == reentry:
@@ -262,7 +276,8 @@ func (q *queue) pushReentry(w *waiter) {
 	} else {
 		w.next.prev = w
 	}
-	q.lastReentry, w.reentry = w, true
+	q.lastReentry = w
+	w.traits |= reentered
 }
 
 // oldest returns the waiter that has entered first; nil: there is none.
@@ -355,7 +370,7 @@ func (q *queue) before(r *request, without *waiter) (n int32, cost int64) {
 	case r.kind != reentry:
 		return q.len, q.cost.total()
 	}
-	for w := q.head; w != nil && w.reentry; w = w.next { // There are few of them.
+	for w := q.head; w != nil && w.is(reentered); w = w.next { // There are few of them.
 		n, cost = n+1, exact.Sum(cost, w.cost)
 	}
 	return n, cost
@@ -450,7 +465,7 @@ func (p *waiterPool) take(n, now int64) *waiter {
 		p.head, w.next = w.next, nil
 		p.len--
 	}
-	w.state, w.cost, w.at, w.reentry, w.accounted = queued, n, now, false, false
+	w.state, w.cost, w.at, w.traits = queued, n, now, 0
 	return w
 }
 

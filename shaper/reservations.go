@@ -227,7 +227,9 @@ func (v *reservation) pass(d *dispatcher, f *flow, now int64) {
 
 func (v *reservation) enter(d *dispatcher, f *flow, w *waiter) {
 	rs := v.admitted(d, f)
-	w.accounted = v.isOwn
+	if v.isOwn {
+		w.traits |= accounted
+	}
 	if v.isOwn && w.ready == nil && w.parker == nil { // No goroutine waits on it.
 		if rs.shadows == nil {
 			rs.shadows = make(map[*waiter]*reservation)

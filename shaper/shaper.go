@@ -410,6 +410,9 @@ func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
 	if span > 0 {
 		r := f.bucket.coldOrNew()
 		r.hold = exact.Later(r.hold, exact.At(exact.Sum(now, int64(min(span, horizon)))))
+		if f.line != nil {
+			f.line.refuseBeforeLocked(d, now, r.hold.Ceil())
+		}
 		return
 	}
 	if hold := f.bucket.coldOrNone().hold; hold.Whole() > now {

@@ -71,7 +71,7 @@ func (sf *sharedFlow) leave(w *waiter, now int64) bool {
 		sf.losePatienceLocked(now)
 		return false
 	}
-	if !w.reentry {
+	if !w.is(reentered) {
 		sf.covered = max(0, sf.covered-1)
 	}
 	return true

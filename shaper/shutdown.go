@@ -89,12 +89,6 @@ func (d *dispatcher) refuseLinesLocked(now int64) {
 	for len(d.due) > 0 {
 		ln := d.due[0]
 		for w := ln.head; w != nil; w = ln.head {
-			if d.letsAllThrough() {
-				ln.giveUpLocked(d, w, now, refused)
-				ln.flow.countRefusal(d.totals, w.at, now, refusedClosed)
-				d.waiters.keep(w)
-				continue
-			}
 			ln.refuseLocked(d, w, now, refused)
 		}
 		d.updateDepartureLocked(ln.flow)

@@ -150,6 +150,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	came := time.Now() // Its retry may wait as long as if it had not been sent in between.
 	end, err := t.enterNew(limiter, r, n)
 	if err != nil {
 		return nil, err
@@ -157,7 +158,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	sent = true // From here on Base must close the body.
 	response, asked, err := t.send(limiter, r, end)
 	if err == nil && response != nil && t.Retry && n > 0 && t.isRefusal(response, asked) {
-		return t.sendAgain(limiter, r, n, response, asked)
+		return t.sendAgain(limiter, r, n, came, response, asked)
 	}
 	return response, err
 }
@@ -352,12 +353,12 @@ func (t Transport) isRefusal(response *http.Response, asked pause) bool {
 	return false
 }
 
-// sendAgain sends a request of cost n once more, after a refusal that asks to hold back
+// sendAgain sends a request of cost n that came to its Limiter at an instant once more, after a refusal that asks to hold back
 // from now on. If the request cannot be sent, it returns the refusal.
 //
 // GetBody, the bodies and the Limiter are foreign code, which may panic. Then both
 // bodies are closed. Closing the refusal's body also ends the time in flight.
-func (t Transport) sendAgain(limiter inner, r *http.Request, n int, refusal *http.Response, asked pause) (*http.Response, error) {
+func (t Transport) sendAgain(limiter inner, r *http.Request, n int, came time.Time, refusal *http.Response, asked pause) (*http.Response, error) {
 	until := time.Now().Add(asked.span)
 	ctx, stop := httpout.WaitContextOf(r)
 	defer stop()
@@ -387,7 +388,7 @@ func (t Transport) sendAgain(limiter inner, r *http.Request, n int, refusal *htt
 	if !ok {
 		return refusal, nil
 	}
-	end, err := t.reenter(ctx, limiter, n, until, asked.held)
+	end, err := t.reenter(&waitContext{Context: ctx, asked: came}, limiter, n, until, asked.held)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:

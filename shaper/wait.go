@@ -55,7 +55,7 @@ func (r *request) announceEntry(d *dispatcher, f *flow, dec decision) {
 	if d.hasHooks {
 		r.runEnqueued(d, dec)
 	}
-	r.peer, r.done = serverconn.BeginWait(r.ctx, w.ready)
+	r.peer, r.done = serverconn.BeginWait(withoutClaim(r.ctx), w.ready)
 	handled = true
 }
 
@@ -122,7 +122,7 @@ func (r *request) runDeparted(d *dispatcher, f *flow, ev Event) {
 			r.seat.release(d, f)
 		}
 	}()
-	d.trace.Departed(r.ctx, ev)
+	d.trace.Departed(withoutClaim(r.ctx), ev)
 	ran = true
 }
 
@@ -138,7 +138,7 @@ func (r *request) takeOutcome(d *dispatcher, f *flow, w *waiter) (at int64, dec 
 		if f.capped() {
 			r.seat = d.seats.take(f, w.departureNo, at)
 		}
-		if w.accounted {
+		if w.is(accounted) {
 			r.with.account.leave(w)
 		}
 	} else {
@@ -174,6 +174,8 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 		if lv := f.level(); lv != nil {
 			why = lv.waitedTooLong(w.at)
 		}
+	case overdue:
+		why = r.rejectOverdueLocked(d, f)
 	case pushedOut:
 		why = rejection{reason: refusedFull, retryAfter: f.line.order.refusal(w)}
 	}
@@ -208,7 +210,7 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 			// The new head has had its slot, as its key has the turn. But it may have come since.
 			f.notBefore(f.line.head.at)
 		}
-		if w.accounted {
+		if w.is(accounted) {
 			f.bucket.ledger().givesUp(&f.bucket, w)
 		}
 		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {

@@ -325,8 +325,11 @@ func (s *keyShard[K]) keepRefusedInLine(key K, r *request, at int64, err error) 
 	if rejected, ok := err.(*RejectError); ok {
 		s.lockAndAdvance()
 		why := rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter}
-		if rejected.Reason == ErrUnavailable {
+		switch rejected.Reason {
+		case ErrUnavailable:
 			why.reason = refusedUnavailable
+		case ErrTooLate:
+			why.reason = refusedLate
 		}
 		s.refused(at, r.cost, nil, why, false)
 		s.keepRefusedKeyLocked(key)

@@ -23,7 +23,7 @@ import (
 // HTTP.
 var readingOrder = strings.Fields(`
 	errors options
-	limits bucket queue flow dispatcher decide ticker wait inflight shutdown shaper
+	limits bucket queue flow dispatcher decide ticker wait linetimeout inflight shutdown shaper
 	limits_text
 	group group_limits group_table group_calls group_change group_shutdown
 	histogram watch stats publication snapshot

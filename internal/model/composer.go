@@ -61,23 +61,41 @@ type composer struct {
 }
 
 // Random composes a script by chance, and returns it with the model's answers.
-func Random(chance *rand.Rand) (Script, []Answer) { return compose(&source{chance: chance}, false) }
+func Random(chance *rand.Rand) (Script, []Answer) { return compose(&source{chance: chance}, plain) }
 
 // RandomFair is Random for a script with keys.
-func RandomFair(chance *rand.Rand) (Script, []Answer) { return compose(&source{chance: chance}, true) }
+func RandomFair(chance *rand.Rand) (Script, []Answer) { return compose(&source{chance: chance}, fair) }
+
+// RandomBounded is Random for a script with bounds, in which requests are sent again or have keys.
+func RandomBounded(chance *rand.Rand) (Script, []Answer) {
+	return compose(&source{chance: chance}, bounded)
+}
 
 // FromBytes composes a script whose choices are the bytes of a fuzz input, and
 // returns it with the model's answers.
-func FromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, false) }
+func FromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, plain) }
 
 // FairFromBytes is FromBytes for a script with keys.
-func FairFromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, true) }
+func FairFromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, fair) }
+
+// BoundedFromBytes is FromBytes for a script with bounds.
+func BoundedFromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, bounded) }
+
+// A kind says which options the bucket of a script has.
+type kind int
+
+const (
+	plain   kind = iota
+	fair         // WithFairQueue
+	bounded      // WithLineTimeout, and one in four WithFairQueue, too
+)
 
 // compose writes a script by the choices of src. If its outcome is open at an
 // operation, the script ends before that operation.
-func compose(src *source, fair bool) (Script, []Answer) {
+func compose(src *source, of kind) (Script, []Answer) {
 	c := &composer{source: src}
-	if c.script.Fair = fair; fair {
+	c.script.Bounded = of == bounded
+	if c.script.Fair = of == fair || of == bounded && c.oneIn(4); c.script.Fair {
 		c.weights = [][]int{{1}, {1, 2, 3, 10}, {0, 7, 1000, 5000}}[c.below(3)]
 		c.costs = 1 + c.below(8)
 		if c.tight = c.oneIn(3); c.tight {
@@ -90,12 +108,15 @@ func compose(src *source, fair bool) (Script, []Answer) {
 	for !valid(c.script.Limits) {
 		c.script.Limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3, InFlight: c.seats()}
 	}
-	c.model = newSimulator(c.script.Limits, fair, NoMistake)
+	if c.script.Bounded && !c.oneIn(3) {
+		c.script.Timeout = c.timeout()
+	}
+	c.model = newSimulator(c.script, NoMistake)
 	c.crowd = []time.Duration{1, 1, 3, 30}[c.below(4)]
 	size := int(20 + c.below(120))
 	for ends := math.MaxInt; len(c.script.Ops) < min(size, ends) && !c.spent() && c.model.open == ""; {
 		o := c.op()
-		if fair && (o.mayWait() || o.Kind == OpAllow || o.Kind == OpForecast) {
+		if c.script.Fair && (o.mayWait() || o.Kind == OpAllow || o.Kind == OpForecast) {
 			o.Key, o.Weight = []string{"", "a", "b", "c", "d"}[c.below(5)], c.weights[c.below(int64(len(c.weights)))]
 			switch {
 			case o.N != 1 || c.oneIn(2):
@@ -150,11 +171,17 @@ func (c *composer) limits() shaper.Limits {
 	if !valid(l) {
 		l.Burst = 1
 	}
-	if c.oneIn(4) {
+	if c.oneIn(4) || c.script.Bounded && c.script.Timeout == 0 && c.oneIn(2) {
 		step := saturated(seen(intervalOf(l.Rate)))
 		l.MaxWait = max(0, min(year, time.Duration(c.below(8))*step+time.Duration(c.below(3)-1)))
 	}
 	return l
+}
+
+// timeout returns an argument of WithLineTimeout: about as long as some requests wait.
+func (c *composer) timeout() time.Duration {
+	step := min(year/8, saturated(seen(intervalOf(c.script.Limits.Rate))))
+	return max(1, time.Duration(c.below(8))*step+time.Duration(c.below(3)-1))
 }
 
 // seats returns a cap, or 0 for none.
@@ -186,6 +213,9 @@ func (c *composer) instant() time.Duration {
 				at = max(m.now, due+time.Duration(c.below(5)/2-1))
 			}
 		}
+	}
+	if next := m.nextBound(); next != nil && c.oneIn(4) {
+		at = next.bound + time.Duration(c.below(5)/2-1)
 	}
 	if c.oneIn(400) {
 		at += 100 * year // the bucket stands idle, or the whole line leaves
@@ -232,6 +262,17 @@ func (c *composer) op() Op {
 		o.N = c.actual(o.Target)
 		return o
 	}
+	if c.script.Bounded && !c.script.Fair && c.oneIn(8) {
+		o.Kind, o.N, o.Asked = OpRetry, max(1, c.cost()), o.At
+		if ahead.tooCostly(o.N) {
+			o.N = 1 // It would not have been admitted before.
+		}
+		if longest := c.model.boundOf(0); longest < year && c.oneIn(2) {
+			o.Asked = max(0, o.At-time.Duration(c.below(int64(longest)+2)))
+		}
+		c.context(&o, &ahead)
+		return o
+	}
 	switch k := c.below(108); {
 	case k < 48:
 		o.Kind, o.N = c.entrance(), c.cost()
@@ -256,6 +297,9 @@ func (c *composer) op() Op {
 		}
 	case k < 85:
 		o.Kind, o.Hold = OpHold, c.hold()
+		if next := ahead.nextBound(); next != nil && c.oneIn(2) {
+			o.Hold = next.bound - o.At + time.Duration(c.below(3)-1)
+		}
 	case k >= 106:
 		o.Kind, o.N = OpAtMost, int(c.below(int64(c.model.burst())+3))-1
 	case k < 104 || len(c.script.Ops) < 15:

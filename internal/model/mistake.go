@@ -40,7 +40,15 @@ const (
 	WeightInverted   // a key of a great weight pays more
 	HeadPushedLate   // if the head is pushed out, the next one counts as late
 
-	ofFair = StartTags
+	BoundFirst          // a bound comes before the departure of its instant
+	BoundMoves          // a change of the limits changes the bounds of those in line
+	BoundIgnoredAtEntry // a request enters that would leave after its bound
+	HoldDoomsNobody     // a request whose bound comes in a hold waits for its bound
+	HoldDoomsAtItsEnd   // a hold that ends at a bound refuses at once
+	RetryAtOnce         // whoever has waited too long may come back before anybody has left
+	RetryBoundAnew      // the bound of a request that is sent again counts from when it enters again
+
+	ofFair, ofBounds = StartTags, BoundFirst
 )
 
 var mistakes = [...]string{
@@ -77,13 +85,24 @@ var mistakes = [...]string{
 	NewcomerRefused:  "a newcomer that is always refused",
 	WeightInverted:   "an inverted weight",
 	HeadPushedLate:   "a head pushed out that leaves the next one late",
+
+	BoundFirst:          "a bound before a departure",
+	BoundMoves:          "a bound that moves",
+	BoundIgnoredAtEntry: "a bound that no prediction is compared with",
+	HoldDoomsNobody:     "a hold that refuses nobody",
+	HoldDoomsAtItsEnd:   "a hold that refuses at its end",
+	RetryAtOnce:         "a return before the next departure",
+	RetryBoundAnew:      "a retry with a new bound",
 }
 
 // String returns the mistake in a few words.
 func (m Mistake) String() string { return mistakes[m] }
 
 // IsOfFair reports whether the mistake shows in fair scripts only.
-func (m Mistake) IsOfFair() bool { return m >= ofFair }
+func (m Mistake) IsOfFair() bool { return m >= ofFair && m < ofBounds }
+
+// IsOfBounds reports whether the mistake shows in scripts with bounds only.
+func (m Mistake) IsOfBounds() bool { return m >= ofBounds }
 
 // Mistakes returns all mistakes that a model can make.
 func Mistakes() (all []Mistake) {

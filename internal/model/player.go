@@ -41,6 +41,12 @@ type caller interface {
 // they contain the player's hooks.
 type Open func(l shaper.Limits, options ...shaper.Option) (Subject, error)
 
+// A Retrier is a Subject that lets requests enter again that the upstream has refused, as a
+// Transport does: by a method like Acquire that is told when the request has asked for the first time.
+type Retrier interface {
+	Retry(ctx context.Context, n int, asked time.Time) (release func(), err error)
+}
+
 // Name is the name that a subject must have, by [shaper.WithName], so that its
 // events carry it.
 const Name = "script"
@@ -62,6 +68,9 @@ func Play(t *testing.T, s Script, open Open) (answers []Answer, problem string) 
 		options := []shaper.Option{shaper.WithName(Name), shaper.WithTrace(p.Trace())}
 		if s.Fair {
 			options = append(options, shaper.WithFairQueue(p.weight))
+		}
+		if s.Bounded {
+			options = append(options, shaper.WithLineTimeout(s.Timeout))
 		}
 		subject, err := open(s.Limits, options...)
 		if err != nil {
@@ -197,10 +206,10 @@ func (p *Player) do(i int, o *Op) {
 	case OpWait:
 		ctx := p.context(i, o)
 		p.call(func() { p.finish(a, caller.WaitN(ctx, o.N)) })
-	case OpAcquire, OpReserve:
+	case OpAcquire, OpReserve, OpRetry:
 		ctx := p.context(i, o)
 		p.call(func() {
-			settle, err := enter(ctx, caller, o)
+			settle, err := p.enter(ctx, caller, o)
 			if settle == nil {
 				err = errors.New("model: the call returned no function")
 			}
@@ -249,13 +258,18 @@ func (p *Player) do(i int, o *Op) {
 	}
 }
 
-// enter calls Acquire or Reserve, and returns the function that the call returned; nil if that was nil.
-// The function of Acquire takes no actual cost.
-func enter(ctx context.Context, c caller, o *Op) (settle func(actual int), err error) {
-	if o.Kind == OpReserve {
+// enter calls Acquire, Reserve or Retry, and returns the function that the call returned; nil if that was
+// nil. Only the function of Reserve takes an actual cost.
+func (p *Player) enter(ctx context.Context, c caller, o *Op) (settle func(actual int), err error) {
+	var release func()
+	switch o.Kind {
+	case OpReserve:
 		return c.Reserve(ctx, o.N)
+	case OpRetry:
+		release, err = p.Subject.(Retrier).Retry(ctx, o.N, p.start.Add(o.Asked))
+	default:
+		release, err = c.Acquire(ctx, o.N)
 	}
-	release, err := c.Acquire(ctx, o.N)
 	if release == nil {
 		return nil, err
 	}

@@ -98,6 +98,9 @@ func (b *bucket) tooLate(o *Op, wait, bounded time.Duration) (late, missed bool,
 	if longest == 0 || longest > year {
 		longest = year
 	}
+	if b.bounded && b.timeout > 0 && b.mistake != BoundIgnoredAtEntry {
+		longest = min(longest, b.timeout)
+	}
 	again = max(wait-longest, b.seatWait(1))
 	if o.Deadline != 0 {
 		rest := o.Deadline - b.now

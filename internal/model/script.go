@@ -15,9 +15,11 @@ import (
 // operations, whose instants never decrease. Requests that still wait at the end
 // are refused by a Close.
 type Script struct {
-	Limits shaper.Limits
-	Fair   bool // WithFairQueue is set, and calls have keys
-	Ops    []Op
+	Limits  shaper.Limits
+	Fair    bool          // WithFairQueue is set, and calls have keys
+	Bounded bool          // WithLineTimeout is set
+	Timeout time.Duration // its argument
+	Ops     []Op
 }
 
 // An Op is one operation of a script. Instants count from the start.
@@ -37,6 +39,7 @@ type Op struct {
 	Weight   int           // of the key, as the weight function returns it during the operation
 	Limits   shaper.Limits // of OpSet
 	Hold     time.Duration // of OpHold
+	Asked    time.Duration // of OpRetry: when the request asked for the first time
 }
 
 // An OpKind is the kind of an operation.
@@ -57,16 +60,17 @@ const (
 	OpReserve
 	OpSettle // calls what Reserve returned
 	OpAtMost
+	OpRetry // Acquire of a request that the upstream has refused; see Retrier
 )
 
 var kindNames = [...]string{
 	"OpWait", "OpAllow", "OpForecast", "OpLook", "OpSet", "OpCancel", "OpClose", "OpShutdown",
-	"OpAcquire", "OpRelease", "OpHold", "OpReserve", "OpSettle", "OpAtMost",
+	"OpAcquire", "OpRelease", "OpHold", "OpReserve", "OpSettle", "OpAtMost", "OpRetry",
 }
 
 // mayWait reports whether the operation is a call that can wait in the line.
 func (o Op) mayWait() bool {
-	return o.Kind == OpWait || o.Kind == OpAcquire || o.Kind == OpReserve
+	return o.Kind == OpWait || o.Kind == OpAcquire || o.Kind == OpReserve || o.Kind == OpRetry
 }
 
 // hasTarget reports whether the operation is about another one.
@@ -82,7 +86,8 @@ func (o Op) hasCost() bool {
 // String returns the script as a Go literal, to be played again by a test.
 func (s Script) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "model.Script{Limits: %s, Fair: %v, Ops: []model.Op{\n", literal(s.Limits), s.Fair)
+	fmt.Fprintf(&b, "model.Script{Limits: %s, Fair: %v, Bounded: %v, Timeout: %d, Ops: []model.Op{\n",
+		literal(s.Limits), s.Fair, s.Bounded, int64(s.Timeout))
 	for _, o := range s.Ops {
 		fmt.Fprintf(&b, "\t%s,\n", o.literal())
 	}
@@ -106,6 +111,7 @@ func (o Op) literal() string {
 	note(o.Weight != 0, "Weight: %d", o.Weight)
 	note(o.Kind == OpSet, "Limits: %s", literal(o.Limits))
 	note(o.Kind == OpHold, "Hold: %d", int64(o.Hold))
+	note(o.Kind == OpRetry, "Asked: %d", int64(o.Asked))
 	return "{" + strings.Join(fields, ", ") + "}"
 }
 
@@ -123,7 +129,8 @@ func literal(l shaper.Limits) string {
 
 // Without returns the script without operation i.
 func (s Script) Without(i int) Script {
-	rest := Script{Limits: s.Limits, Fair: s.Fair}
+	rest := s
+	rest.Ops = nil
 	for j, o := range s.Ops {
 		if j == i {
 			continue
@@ -142,7 +149,7 @@ func (s Script) Without(i int) Script {
 // [NoMistake]. If open is not empty, it is the reason why the guarantees allow other
 // answers as well, and the answers must not be compared.
 func (s Script) Predict(with Mistake) (answers []Answer, open string) {
-	m := newSimulator(s.Limits, s.Fair, with)
+	m := newSimulator(s, with)
 	for i := range s.Ops {
 		m.do(&s.Ops[i])
 	}

@@ -32,7 +32,7 @@ type simulator struct {
 	last    time.Duration // entry of the last counted call; -1: none yet
 	open    string        // why the outcome is open; "": it is not
 
-	lateAt, endAt time.Duration // of the last late cancel and timed end; -1: none yet
+	lateAt, endAt, boundAt time.Duration // of the last late cancel, timed end, and bound; -1: none yet
 }
 
 // A bucket is the state of a simulator from which all that is to come can be predicted.
@@ -59,6 +59,8 @@ type bucket struct {
 type rule struct {
 	limits   shaper.Limits
 	interval *big.Rat // nanoseconds per cost unit; 0 at rate.Inf
+	bounded  bool     // WithLineTimeout is set
+	timeout  time.Duration
 }
 
 // A waiter is a call that has not returned: its operation, and when it came.
@@ -66,6 +68,7 @@ type waiter struct {
 	*Op
 	index int // of the operation and its answer
 	came  time.Duration
+	bound time.Duration // in line
 
 	number     int // of its departure
 	left       time.Duration
@@ -75,24 +78,26 @@ type waiter struct {
 // gone reports whether the context has ended in a way that only its Err shows.
 func (w *waiter) gone(now time.Duration) bool { return w.Late != 0 && w.Late <= now }
 
-func newSimulator(l shaper.Limits, fair bool, mistake Mistake) *simulator {
+func newSimulator(s Script, mistake Mistake) *simulator {
+	l := s.Limits
 	var t *turns
-	if fair {
+	if s.Fair {
 		t = newTurns(mistake)
 	}
 	return &simulator{
 		bucket: bucket{
 			turns:   t,
-			rule:    rule{l, intervalOf(l.Rate)},
+			rule:    rule{l, intervalOf(l.Rate), s.Bounded, s.Timeout},
 			empty:   new(big.Rat),
 			since:   new(big.Rat),
 			hold:    new(big.Rat),
 			mistake: mistake,
 		},
-		first:  intervalOf(l.Rate),
-		last:   -1,
-		lateAt: -1,
-		endAt:  -1,
+		first:   intervalOf(l.Rate),
+		last:    -1,
+		lateAt:  -1,
+		endAt:   -1,
+		boundAt: -1,
 	}
 }
 
@@ -165,12 +170,20 @@ func (m *simulator) advance(t time.Duration) {
 				next = min(next, w.Deadline)
 			}
 		}
+		bound := m.nextBound()
+		if bound != nil {
+			next = min(next, max(m.now, bound.bound))
+		}
 		if next > t {
 			m.now = max(m.now, t)
 			return
 		}
 		m.now = next
+		if m.mistake == BoundFirst {
+			m.overdue(m.now + 1)
+		}
 		m.settle()
+		m.overdue(m.now + 1)
 		m.expire()
 	}
 }
@@ -303,13 +316,13 @@ func (m *simulator) expire() {
 	if ends > 0 {
 		m.endAt = m.now
 	}
-	if ends > 1 || ends > 0 && m.lateAt == m.now {
-		m.leaveOpen("two contexts end at one instant")
+	if ends > 1 || ends > 0 && (m.lateAt == m.now || m.boundAt == m.now) {
+		m.leaveOpen("two contexts end at one instant, or one and a bound")
 	}
 }
 
-// abandon takes a waiter whose context has ended out of the line.
-func (m *simulator) abandon(w *waiter, why string) {
+// leaveLine takes a waiter out of the line that does not leave by its slot.
+func (m *simulator) leaveLine(w *waiter) {
 	if m.turns != nil {
 		m.turns.giveUp(w)
 		m.arrange(instant(m.now))
@@ -320,6 +333,11 @@ func (m *simulator) abandon(w *waiter, why string) {
 			m.since, m.frozen = instant(m.now), nil
 		}
 	}
+}
+
+// abandon takes a waiter whose context has ended out of the line.
+func (m *simulator) abandon(w *waiter, why string) {
+	m.leaveLine(w)
 	if m.mistake == PlaceFreedLate && len(m.line) > 0 {
 		m.ghosts++
 	}

@@ -16,8 +16,8 @@ func (m *simulator) do(o *Op) {
 		m.advance(o.At)
 	}
 	m.now = o.At
-	if o.Race && fresh && (m.lateAt == m.now || m.endAt == m.now) {
-		m.leaveOpen("an operation races with the end of a context")
+	if o.Race && fresh && (m.lateAt == m.now || m.endAt == m.now || m.boundAt == m.now) {
+		m.leaveOpen("an operation races with the end of a context, or a bound")
 	}
 	w := &waiter{Op: o, index: index, came: m.now}
 	switch o.Kind {
@@ -33,7 +33,7 @@ func (m *simulator) do(o *Op) {
 		} else {
 			m.enter(w)
 		}
-	case OpAcquire, OpReserve:
+	case OpAcquire, OpReserve, OpRetry:
 		m.enter(w)
 	case OpRelease:
 		m.release(w)
@@ -80,9 +80,19 @@ func (m *simulator) enter(w *waiter) {
 		}
 		return
 	}
-	if _, refusal := m.judge(w.Op); refusal.Result != "" {
+	var refusal Answer
+	if w.Kind == OpRetry {
+		refusal = m.judgeRetry(w)
+	} else {
+		_, refusal = m.judge(w.Op)
+	}
+	if refusal.Result != "" {
 		m.refused(w, refusal)
 		return
+	}
+	w.bound = m.boundOf(w.asked())
+	if w.Kind == OpRetry && m.mistake == RetryBoundAnew {
+		w.bound = m.boundOf(m.now)
 	}
 	alone := len(m.line) == 0
 	if alone {
@@ -90,6 +100,10 @@ func (m *simulator) enter(w *waiter) {
 	}
 	if m.turns != nil {
 		m.takesPlace(w)
+	} else if at := m.retries(); w.Kind == OpRetry {
+		if m.line = slices.Insert(slices.Clone(m.line), at, w); at == 0 {
+			m.since = instant(m.now)
+		}
 	} else if m.overtakes(w.N) {
 		m.line = slices.Insert(slices.Clone(m.line), 0, w)
 		m.since = instant(m.now)
@@ -98,7 +112,7 @@ func (m *simulator) enter(w *waiter) {
 	}
 	waiting := len(m.line)
 	m.settle()
-	if slices.Contains(m.line, w) || !alone && m.turns != nil { // If it is its turn, it leaves the line at once.
+	if slices.Contains(m.line, w) || !alone && (m.turns != nil || w.Kind == OpRetry) { // Whose turn it is enters the line, and leaves it at once.
 		m.answers[w.index].Entered = Event{Hook: HookEnqueued, At: m.now, Cost: w.N, Waiting: waiting}
 	}
 }
@@ -165,6 +179,11 @@ func (m *simulator) set(w *waiter) {
 	m.events = append(slices.Clip(m.events), past{at: instant(m.now), interval: m.interval, of: -1})
 	m.emptyAt(new(big.Rat).Add(instant(m.now), level.Mul(level, m.interval)))
 	m.since = instant(m.now)
+	if m.mistake == BoundMoves {
+		for _, other := range m.line {
+			other.bound = m.boundOf(other.asked())
+		}
+	}
 	m.finish(w, Left)
 	m.settle()
 }
@@ -178,7 +197,7 @@ func (m *simulator) release(w *waiter) {
 	if a := m.answers[w.Target]; w.Race && a.Returned && a.At == m.now {
 		m.leaveOpen("a release races with the return of its call")
 	}
-	i := slices.IndexFunc(m.upstream, func(other *waiter) bool { return other.index == w.Target && other.Kind == OpAcquire })
+	i := slices.IndexFunc(m.upstream, func(other *waiter) bool { return other.index == w.Target && other.Kind != OpReserve })
 	if i < 0 && m.mistake == FreedTwice && m.answers[w.Target].Result == Left && len(m.upstream) > 0 {
 		i = 0
 	}
@@ -202,6 +221,9 @@ func (m *simulator) held(w *waiter) {
 		m.hold = later(m.hold, until)
 	case m.hold.Cmp(until) > 0: // The head, which was held, could not leave before.
 		m.hold, m.since = new(big.Rat), until
+	}
+	if w.Hold > 0 {
+		m.overdueAtOnce()
 	}
 	m.settle()
 }

@@ -1,0 +1,239 @@
+package shaper_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// The timelines of WithLineTimeout. The model plays it against many more (TestBoundedModel).
+
+func TestNoWaitIsLongerThanItsBound(t *testing.T) {
+	second := shaper.WithLineTimeout(time.Second)
+	slower := func(g *stage, limits string) { require.NoError(g.t, g.SetLimits(must(shaper.ParseLimits(limits)))) }
+	for _, test := range []struct {
+		name, limits string
+		options      []shaper.Option
+		timeline     func(g *stage)
+		want         []string
+	}{
+		{"a rate that falls", "10/s depth 9", []shaper.Option{second}, func(g *stage) {
+			g.arriveAll("a", "b", "c")
+			g.at(50 * ms)
+			slower(g, "0.1/s depth 9")
+			g.at(time.Minute)
+			// The half unit that is left at 50 ms takes 5 s.
+		}, []string{"0s a left", "1s b late, retry 4.05s", "1s c late, retry 4.05s"}},
+		{"MaxWait, where no other time is given", "10/s depth 9 wait 300ms", []shaper.Option{shaper.WithLineTimeout(0)}, func(g *stage) {
+			g.arriveAll("a", "b", "c")
+			g.at(50 * ms)
+			slower(g, "0.1/s depth 9")
+			g.at(60 * ms)
+			g.arriveAll("d") // No MaxWait is in force, so it has no bound.
+			g.at(20 * time.Second)
+		}, []string{"0s a left", "300ms b late, retry 4.75s", "300ms c late, retry 4.75s", "5.05s d left"}},
+		{"a slot at the bound is in time", "1/s depth 9", []shaper.Option{second}, func(g *stage) {
+			g.arriveAll("a", "b", "c")
+			g.at(time.Minute)
+		}, []string{"0s a left", "0s c late, retry 1s", "1s b left"}},
+		{"a hold that ends after the bound refuses at once, and one that ends at it does not", "10/s depth 9", []shaper.Option{second}, func(g *stage) {
+			g.arriveAll("a", "b")
+			g.at(50 * ms)
+			g.arriveAll("c")
+			g.Hold(950 * ms)
+			g.at(90 * ms)
+			g.Hold(910*ms + 1)
+			g.at(95 * ms)
+			g.Hold(0) // It brings nobody back.
+			g.at(time.Minute)
+		}, []string{"0s a left", "90ms b late, retry 910.000001ms", "100ms c left"}},
+		{"a place that a bound frees is there for who comes at that instant", "1/min depth 1", []shaper.Option{second}, func(g *stage) {
+			g.arriveAll("a")
+			slower(g, "1/s depth 1")
+			g.arriveAll("b")
+			slower(g, "1/min depth 1 wait 1d")
+			g.arriveAll("c")
+			g.at(time.Second)
+			slower(g, "1/s depth 1")
+			g.arriveAll("d")
+			g.at(time.Minute)
+		}, []string{"0s a left", "0s c full, retry 1m59s", "1s b late, retry 59s", "1.983333334s d left"}},
+		{"a shutdown", "1/s depth 9 inflight 1", []shaper.Option{second}, func(g *stage) {
+			g.acquire("a", 1)
+			g.acquire("b", 1)
+			g.calls("shutdown", func() error { return g.Shutdown(context.Background()) })
+			g.at(time.Minute)
+		}, []string{"0s a left", "1s b late, retry 1ms", "1s shutdown left"}},
+		{"keys that share a rate, whoever's turn it is", "1/s depth 9", []shaper.Option{second, shaper.WithFairQueue(func(string) int { return 1 })}, func(g *stage) {
+			g.arriveAll("a", "b")
+			slower(g, "1/min depth 9 wait 1d")
+			g.at(500 * ms)
+			slower(g, "10/s depth 9")
+			g.calls("k", func() error { return g.For("k").Wait(context.Background()) })
+			slower(g, "1/min depth 9")
+			g.at(time.Minute)
+		}, []string{"0s a left", "1s b late, retry 1m58s", "1.5s k late, retry 58.5s"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			play(t, test.limits, func(g *stage) {
+				test.timeline(g)
+				g.saw(test.want...)
+			}, test.options...)
+		})
+	}
+}
+
+// must returns a value that a test knows to be valid.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func TestALineTimeoutOutOfRangeMakesNoShaper(t *testing.T) {
+	for _, d := range []time.Duration{-1, 365*24*time.Hour + 1} {
+		want := fmt.Sprintf("WithLineTimeout is %v, must be from 0 to 365 days", d)
+		_, err := shaper.New(shaper.Limits{Rate: 1}, shaper.WithLineTimeout(d))
+		require.EqualError(t, err, "shaper: New: "+want)
+		_, err = shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }, shaper.WithLineTimeout(d))
+		require.EqualError(t, err, "shaper: NewGroup: "+want)
+	}
+}
+
+// It is counted, and told to the hook, as any refusal is, of a key, too.
+func TestARequestThatHasWaitedTooLongIsCountedAndTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		hooks := shaper.WithTrace(&shaper.Trace{Refused: func(_ context.Context, e shaper.Event) {
+			told = append(told, fmt.Sprint(e.Key, " ", e.Waited, " ", e.Waiting, " ", e.Err))
+		}})
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil },
+			hooks, shaper.WithLineTimeout(1500*ms))
+		require.NoError(t, err)
+		require.NoError(t, g.Wait(context.Background(), "k"))
+		time.Sleep(500 * ms)
+		for range 2 { // The second is predicted to leave at its bound.
+			go func() { _ = g.Wait(context.Background(), "k") }()
+		}
+		synctest.Wait()
+		time.Sleep(100 * ms)
+		g.Hold("k", time.Minute)
+		synctest.Wait()
+		require.Equal(t, []string{
+			"k 100ms 1 shaper: would leave too late (retry after 1m0s)", "k 100ms 0 shaper: would leave too late (retry after 1m0s)",
+		}, told)
+		st, _ := g.StatsOf("k")
+		require.Equal(t, []uint64{2, 2, 1}, []uint64{st.TooLate, st.Refused, st.Departed})
+		var refusals []string
+		for _, r := range g.Refusals() {
+			refusals = append(refusals, fmt.Sprint(r.Key, " ", r.Reason, " ", r.RetryAfter))
+		}
+		require.Equal(t, []string{"k shaper: would leave too late 1m0s", "k shaper: would leave too late 1m0s"}, refusals)
+	})
+}
+
+// An upstream that refuses all for hours would else keep whoever is in line from asking anybody else. The
+// bound of a retry counts from when its request first asked.
+func TestARetryHasTheBoundOfItsFirstTry(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		after string // what the upstream asks for
+		want  string
+	}{
+		{"a hold that ends in time", "2", "2s 200"},
+		{"a hold that ends at the bound", "3", "3s 200"},
+		{"a hold that ends after it", "4", "500ms 429"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 9}, shaper.WithLineTimeout(3500*ms))
+				require.NoError(t, err)
+				start, sent := time.Now(), 0
+				upstream := roundTripper(func(*http.Request) (*http.Response, error) {
+					sent++
+					if sent > 1 {
+						return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+					}
+					time.Sleep(500 * ms) // So the hold begins 3 s before the bound.
+					return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {test.after}}, Body: http.NoBody}, nil
+				})
+				client := &http.Client{Transport: shaper.Transport{Limiter: s, Base: upstream, Retry: true}}
+				response, err := client.Get("http://upstream.example")
+				require.NoError(t, err)
+				took := time.Since(start)
+				if response.StatusCode == http.StatusOK {
+					took -= 500 * ms
+				}
+				require.Equal(t, test.want, fmt.Sprint(took, " ", response.StatusCode))
+			})
+		})
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// A client may shorten its own wait. Whatever is no time counts as none.
+func TestARequestMaySayHowLongItWaits(t *testing.T) {
+	for field, want := range map[string]string{
+		"":       "2s 200", // There is no field.
+		"2":      "2s 200",
+		"1.5":    "1s 429 1", // It has waited in the first line.
+		"1500ms": "1s 429 1",
+		"0":      "0s 429 1",
+		"2min":   "2s 200",
+		"-1":     "2s 200", "1e3": "2s 200", "soon": "2s 200", "1,2": "2s 200", "0.0000000001": "2s 200", ".": "2s 200",
+		"1 s": "2s 200", "9999999999999999": "2s 200",
+	} {
+		t.Run(field, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				first, err := shaper.New(shaper.Limits{Rate: 1, Depth: 9})
+				require.NoError(t, err)
+				second, err := shaper.New(shaper.Limits{Rate: 0.5, Depth: 9})
+				require.NoError(t, err)
+				// The waits of both lines count.
+				handler := shaper.Middleware(shaper.Chain(first, second), shaper.WithWaitField("X-Wait"))(http.NotFoundHandler())
+				start := time.Now()
+				handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+				r := httptest.NewRequest("GET", "/", nil)
+				if field != "" {
+					r.Header.Set("X-Wait", field)
+				}
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, r)
+				got := fmt.Sprint(time.Since(start), " ", strings.Replace(strconv.Itoa(w.Code), "404", "200", 1), " ", w.Header().Get("Retry-After"))
+				require.Equal(t, want, strings.TrimSpace(got))
+			})
+		})
+	}
+}
+
+// The shadow of a dry run loses a request at its bound. The Verdict was given before.
+func TestAShadowLeavesTheLineAtItsBound(t *testing.T) {
+	play(t, "10/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b")
+		g.saw("0s a left", "0s b left")
+		g.Hold(time.Minute)
+		st := g.Stats()
+		require.Equal(t, []uint64{1, 1, 0}, []uint64{st.Departed, st.TooLate, uint64(st.Waiting)})
+		v, _ := shaper.VerdictOf(func() context.Context {
+			ctx := shaper.ContextWithVerdict(context.Background())
+			require.NoError(t, g.Wait(ctx))
+			return ctx
+		}())
+		require.ErrorIs(t, v.Err, shaper.ErrTooLate)
+		require.NoError(t, g.Close())
+	}, shaper.WithDryRun(), shaper.WithLineTimeout(time.Second))
+}
