@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/stretchr/testify/require"
@@ -153,6 +154,17 @@ func TestAProviderThatIsNotThere(t *testing.T) {
 	s.reload(site + "\nhandle_errors {\n respond \"sorry\" 502\n}")
 	a = s.get("/")
 	require.Equal(t, "502 sorry", fmt.Sprint(a.status, " ", a.body))
+}
+
+// docs/gateway.md tells them, and shapereplay replays under them.
+func TestTheDefaultsOfAQuota(t *testing.T) {
+	s := serve(t, quotaShape("requests 60", ""))
+	require.Equal(t, 200, s.get("/").status)
+	l := caddyshaper.FairStats("line").Limits
+	require.Equal(t, []any{1000, 2 * time.Minute, 500_000, 0}, []any{l.Depth, l.MaxWait, l.Burst, l.InFlight}, "half a minute's quota at once, in millionths")
+	s.reload(quotaShape("requests 60\n burst 15s", "depth 7\n wait 3s\n inflight 4"))
+	l = caddyshaper.FairStats("line").Limits
+	require.Equal(t, []any{7, 3 * time.Second, 250_000, 4}, []any{l.Depth, l.MaxWait, l.Burst, l.InFlight})
 }
 
 // Whoever wants refusals in the log wants those of a quota, too.
