@@ -157,3 +157,29 @@ func TestEachLeasedUnitIsAccountedFor(t *testing.T) {
 		}
 	}
 }
+
+// A meter tells requests from one answer whether and when they fit. The level itself must say the same.
+func TestWhatFitsIsWhatTheLevelSays(t *testing.T) {
+	chance := rand.New(rand.NewPCG(38, 1))
+	for range 20_000 {
+		r := shared.BucketRate{Version: 1, Micros: chance.Int64N(4), Part: chance.Int64N(1000), Parts: 1000, Burst: 1 + chance.Int64N(5)}
+		if r.Micros == 0 && r.Part == 0 {
+			continue
+		}
+		now := int64(began * 1e6)
+		empty := shared.Instant{Micros: now + chance.Int64N(20)}
+		if empty.Micros > now {
+			empty.Part = chance.Int64N(2) * chance.Int64N(1000)
+		}
+		n := 1 + chance.Int64N(6)
+		takes := func(at int64) bool {
+			_, taken := shared.Take{Key: "key", Cost: n, First: n, Rate: r}.Apply(shared.BucketLevel{Empty: empty, Rate: r, At: now}, at)
+			return taken.OK
+		}
+		question := shared.Take{Key: "key", Cost: 9, First: 1 + chance.Int64N(6), Rate: r} // of another request
+		require.Equal(t, takes(now), lease.Fits(question, empty, now, n), "%+v %+v cost %d", r, empty, n)
+		wait := lease.UntilRoom(question, empty, now, n).Microseconds()
+		require.True(t, takes(now+wait), "%+v %+v cost %d", r, empty, n)
+		require.True(t, wait == 1 || !takes(now+wait-1), "%+v %+v cost %d", r, empty, n)
+	}
+}
