@@ -95,8 +95,8 @@ func parseArguments(args []string) (a arguments, err error) {
 	return a, a.check()
 }
 
-// check returns an error about arguments that do not go together. Those that say how logs
-// are read are checked by package accesslog.
+// check returns an error about arguments that do not go together. Package accesslog checks the
+// ones about the reading of logs.
 func (a *arguments) check() error {
 	if err := a.checkGiven(); err != nil {
 		return err
@@ -117,7 +117,7 @@ func (a *arguments) check() error {
 	case !a.from.IsZero() && !a.to.IsZero() && !a.from.Before(a.to):
 		return fmt.Errorf("-from %s is not before -to %s", a.from.Format(time.RFC3339), a.to.Format(time.RFC3339))
 	case len(a.output) > 1:
-		return fmt.Errorf("-%s and -%s both say what is printed: use one of them", a.output[0], a.output[1])
+		return fmt.Errorf("-%s and -%s both choose the output: use one of them", a.output[0], a.output[1])
 	}
 	if err := a.checkOutputs(); err != nil || a.goalText == "" {
 		return err
@@ -133,7 +133,7 @@ func (a *arguments) check() error {
 	return nil
 }
 
-// checkOutputs returns an error if an output would take the place of something that is wanted.
+// checkOutputs returns an error if an output would overwrite an input or another output.
 func (a *arguments) checkOutputs() error {
 	if a.svg != "" && filepath.Clean(a.svg) == filepath.Clean(a.export) {
 		return errors.New("-svg and -export would write the same file")
@@ -145,7 +145,7 @@ func (a *arguments) checkOutputs() error {
 		}
 		for _, name := range slices.Concat(a.rules, a.logs) {
 			if read, err := os.Stat(name); err == nil && os.SameFile(at, read) {
-				return fmt.Errorf("%s %s would write over what is read", output.flag, output.file)
+				return fmt.Errorf("%s %s would write over an input", output.flag, output.file)
 			}
 		}
 	}
@@ -233,8 +233,8 @@ func (f *filter) wants(r *accesslog.Record) bool {
 	return wanted
 }
 
-// fits reports whether a path fits a pattern: any text stands for *, and the end of the path
-// may be anything behind a / at the end of the pattern.
+// fits reports whether a path fits a pattern: * matches any text, and a / at the end of the pattern
+// any path below it.
 func fits(path, pattern string) bool {
 	if strings.HasSuffix(pattern, "/") {
 		pattern += "*"
@@ -258,12 +258,12 @@ func fits(path, pattern string) bool {
 	}
 }
 
-// cutNot cuts the ! off that says that what follows it is left out, and notes in not whether it was there.
-// It is an error if a flag that is given again says the opposite of what it said before.
+// cutNot cuts off a leading !, which excludes the values behind it, and notes in not whether it was there.
+// A flag that is given twice, once with and once without !, is an error.
 func cutNot(text string, isAgain bool, not *bool) (rest string, err error) {
 	rest, is := strings.CutPrefix(text, "!")
 	if isAgain && is != *not {
-		return "", errors.New("a ! leaves out what it stands before, and the flag is there without it, too: use one of them")
+		return "", errors.New("a value behind a ! is left out, and the flag is there without it, too: use one of them")
 	}
 	*not = is
 	return rest, nil

@@ -6,8 +6,8 @@
 //	shapereplay -rules FILE[,FILE] [flags] [LOG…]
 //	shapereplay -format usage -provider NAME -requests N -tokens N [flags] [LOG…]
 //
-// docs/replay.md is the guide for operators; -h prints the flags. Package simulate says
-// what is simulated and what is not, and package accesslog how logs are read.
+// docs/replay.md is the guide for operators; -h prints the flags. Package simulate documents
+// the simulation and its limits, and package accesslog how logs are read.
 //
 // The status is 0 if the logs could be read, 1 if not, 2 if the command is used wrongly,
 // and 130 after Ctrl-C, which shows the counts so far.
@@ -165,8 +165,8 @@ type progress struct {
 	shown int       // how many characters
 }
 
-// show shows how many requests have been read, ten times a second at most, and of how many
-// bytes of the logs; of a pipe nobody knows that.
+// show shows how many requests have been read, at most ten times a second, and how much of the
+// logs unless one is a pipe, whose length is unknown.
 func (p *progress) show(now time.Time, requests int, read func() (bytes, total int64)) {
 	if !p.streams.progress || now.Sub(p.last) < 100*time.Millisecond {
 		return
@@ -194,9 +194,9 @@ func (p *progress) end() {
 	}
 }
 
-// interruptible returns standard input that ends when a context does, so that Ctrl-C shows
-// the counts so far even while nothing comes. The goroutine that reads it may wait in a
-// reading for as long as the program runs.
+// interruptible returns standard input that ends with a context, so that Ctrl-C shows the
+// counts so far even while nothing comes. The goroutine that reads it may wait in a call of
+// Read for as long as the program runs.
 func interruptible(ctx context.Context, from io.Reader) io.Reader {
 	out, in := io.Pipe()
 	go func() {

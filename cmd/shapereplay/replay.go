@@ -74,8 +74,8 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	return ended(ctx, a.write(s, d, &result))
 }
 
-// ended returns the status and the error of a program that has read the logs, and has printed what it found unless
-// there is an error.
+// ended returns the exit status and the error after the logs have been read and, without an error, the results
+// printed.
 func ended(ctx context.Context, err error) (int, error) {
 	switch {
 	case err != nil:
@@ -124,10 +124,10 @@ func untold(part string) string {
 	if part == "route" {
 		return "no request fits a pattern of a route: these are the ones in the keys of the rules, and those of -routes"
 	}
-	return fmt.Sprintf("no line of the log has what the part %s is made of, so it is empty in all keys", part)
+	return fmt.Sprintf("no line of the log has a value for the part %s, so it is empty in all keys", part)
 }
 
-// describing says how a log can be described that is read in no other way.
+// describing says how to describe a log whose format is unknown.
 func describing(json bool) string {
 	if json {
 		return "Say where its fields are: -fields \"time=ts,method=verb,uri=request.path,client=ip\""
@@ -203,8 +203,8 @@ func (a *arguments) document(ctx context.Context, result simulate.Result, maker 
 	return d, nil
 }
 
-// write writes all outputs that were asked for: also those that come after one that can't be
-// written. The files come first, as the program ends when nobody reads what it prints.
+// write writes all outputs that were asked for, even if one of them fails. The files come first, as
+// the program ends when nobody reads its output.
 func (a *arguments) write(s streams, d *report.Document, result *simulate.Result) error {
 	var errs []error
 	if a.svg != "" {
@@ -220,7 +220,7 @@ func (a *arguments) write(s streams, d *report.Document, result *simulate.Result
 	return errors.Join(append(errs, a.print(s, d))...)
 }
 
-// print prints the document in the form that was asked for.
+// print prints the document as text, or in the form that a flag names.
 func (a *arguments) print(s streams, d *report.Document) error {
 	configuration := report.Caddy
 	switch {

@@ -14,8 +14,8 @@ import (
 	"example.com/leakybucket/llm"
 )
 
-// forUsage are the flags that are for the format usage alone, and forBoth those that are for it and for
-// access logs.
+// forUsage are the flags for the format usage alone, and forBoth the flags for it and for access
+// logs.
 var (
 	forUsage = []string{"provider", "requests", "tokens", "input", "output", "burst", "depth", "wait", "weights"}
 	forBoth  = []string{"format", "from", "to", "top", "json"}
@@ -24,7 +24,7 @@ var (
 // replaysUsage reports whether the usage log of a gateway is replayed, and no access log.
 func (a *arguments) replaysUsage() bool { return a.options.Format == accesslog.Usage }
 
-// addQuota adds the flags that are for the format usage. The defaults are those of shaperd llm.
+// addQuota adds the flags for the format usage. The defaults are the same as in shaperd llm.
 func (a *arguments) addQuota(flags *flag.FlagSet) {
 	flags.StringVar(&a.quota.Provider, "provider", "", "")
 	flags.IntVar(&a.quota.Quota.Requests, "requests", 0, "")

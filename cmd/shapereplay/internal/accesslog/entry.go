@@ -61,7 +61,7 @@ func newTexts() *texts {
 }
 
 // address returns the usual notation of an address without its port. An IPv4 address that
-// is mapped to IPv6 is the IPv4 address. What is no address stays as it is.
+// is mapped to IPv6 is the IPv4 address. Any other text stays as it is.
 func address(b []byte) string {
 	text := string(b)
 	if addr, err := netip.ParseAddr(text); err == nil {
@@ -83,15 +83,15 @@ func (e *entry) setRequestLine(line []byte, t *texts) bool {
 	if !ok {
 		return false
 	}
-	// A path may have blanks if the server does not mind; what comes after the last one is
-	// the protocol, which HTTP/0.9 does not have.
+	// A path may have blanks if the server does not mind. Behind the last one is the protocol,
+	// which HTTP/0.9 does not have.
 	if i := bytes.LastIndexByte(rest, ' '); i >= 0 && bytes.HasPrefix(rest[i+1:], []byte("HTTP/")) {
 		rest = rest[:i]
 	}
 	return e.setMethod(method, t) && e.setURI(rest, t)
 }
 
-// setLine is setRequestLine for what may be a path alone.
+// setLine is setRequestLine for text that may be a path alone.
 func (e *entry) setLine(line []byte, t *texts) bool {
 	return bytes.IndexByte(line, ' ') > 0 && line[0] != '/' && e.setRequestLine(line, t)
 }
@@ -111,8 +111,8 @@ func (e *entry) setMethod(method []byte, t *texts) bool {
 	return true
 }
 
-// setURI takes the path, and the host if it has one, from what stands in the first line
-// of a request, and reports whether that is possible. The method is set already.
+// setURI takes the path, and the host if there is one, from the target in the first line
+// of a request, and reports whether it can. The method is set already.
 func (e *entry) setURI(uri []byte, t *texts) bool {
 	if i := bytes.IndexAny(uri, "?#"); i >= 0 {
 		uri = uri[:i]
@@ -184,7 +184,7 @@ func (e *entry) setClient(client []byte, t *texts) {
 	e.pair = false
 	e.list = bytes.IndexByte(client, ',') >= 0
 	if blank := bytes.LastIndexByte(client, ' '); blank >= 0 && !e.list {
-		_, e.list = t.leading(client[blank+1:]) // What else has blanks is a name.
+		_, e.list = t.leading(client[blank+1:]) // Other text with blanks is a name.
 	}
 	switch {
 	case e.list:
@@ -239,7 +239,7 @@ func isPrivate(addr netip.Addr) bool {
 // isDash reports whether a field has nothing.
 func isDash(field []byte) bool { return len(field) == 1 && field[0] == '-' }
 
-// headerValue returns a value of a header field. What the server has hidden is not there.
+// headerValue returns a value of a header field, "" if the server has redacted it.
 func (e *entry) headerValue(value []byte, t *texts) string {
 	if isDash(value) {
 		return ""
@@ -257,12 +257,12 @@ type Record struct {
 	Method string
 	Host   string // as the request or the virtual host names it, maybe with a port; "" if the log does not tell
 	Path   string // as it was sent, with its percent-encoding but without the query; "*" for OPTIONS *, "" for CONNECT
-	Client string // its address in the usual notation without a port, or what the log has instead; "" if it does not tell
+	Client string // its address in the usual notation without a port, or the log's text in its place; "" if it does not tell
 
 	Status   int           // 0 if the log does not tell
 	Duration time.Duration // 0 if the log does not tell, or tells 0
 
-	// Call is what the format Usage tells; else nil.
+	// Call is a call of the format Usage; else nil.
 	Call *Call
 
 	// Header has the values of the fields that Options.Header names, in their order.
@@ -279,11 +279,11 @@ const (
 // lines of a log, so it remembers the strings and returns them again, which saves the
 // allocation. When it holds 16 MiB it begins anew.
 type interner struct {
-	convert func([]byte) string // what becomes of bytes that are new; leaves what it has returned as it is
+	convert func([]byte) string // makes a string of new bytes, and returns its own results unchanged
 
 	kept map[string]string // by the bytes as they stand in the log
 	size int               // bytes of its keys and values
-	last string            // that was returned; of most lines the method and the host are those of the line before
+	last string            // that was returned; most lines have the method and the host of the line before
 }
 
 func newInterner(convert func([]byte) string) *interner {
@@ -353,13 +353,13 @@ func cutList(text []byte) (list, rest []byte) {
 	}
 }
 
-// cutWord returns what stands before the next blank, and what follows it. A blank in
+// cutWord returns the word before the next blank, and the rest behind it. A blank in
 // quotes is part of a word, as in name="two words". A word that is quoted as a whole is
 // returned without its quotes, also if it has quotes that are not escaped.
 func cutWord(text []byte) (word, rest []byte) {
 	for i, c := range text {
 		if c == ' ' {
-			return text[:i], text[i+1:] // as nearly all are
+			return text[:i], text[i+1:] // the usual case
 		}
 		if c == '"' {
 			break
@@ -409,7 +409,7 @@ func unmark(mark byte) func([]byte) []byte {
 	}
 }
 
-// unescape undoes the escaping of most text formats: \xHH, and what Apache has beside it.
+// unescape undoes the escaping of most text formats: \xHH, and Apache's further escapes.
 var unescape = unmark('\\')
 
 // escapedByte returns the byte that stands behind a mark, and how many bytes tell it; 0 if none is told.

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Clients write part of a log, so a line or a name in it may be a mebibyte long, or write to the terminal of whoever
-// reads a report. No output carries more of it than what the functions of this file return.
+// Clients write part of a log, so a line or a name in it may be a mebibyte long, or have control characters for the
+// terminal of the reader. All outputs quote a log by the functions of this file.
 
 const (
 	beginningWidth = 120 // characters of a line, as they are shown

@@ -15,7 +15,7 @@ import (
 // nginx's variables, as log_format has it.
 type Format string
 
-// The formats, and what their times are.
+// The formats, and the meaning of their times.
 const (
 	Auto       Format = "auto"       // the format that fits the first lines of a file best, but never Usage
 	Combined   Format = "combined"   // nginx, whose $time_local is the end, and Apache, whose %t is the arrival; also "common", and with a virtual host in front
@@ -65,8 +65,8 @@ var formats = []struct {
 	{W3C, newW3C(nil)},
 	{CloudFront, newW3C(cloudFrontFields)},
 
-	// What a gateway of package llm/gateway writes. What is replayed of it is not what is replayed of an access log, so
-	// it must be named.
+	// Package llm/gateway writes it. It is replayed in another way than an access log, so it must
+	// be named.
 	{Usage, newUsageLog},
 
 	// https://httpd.apache.org/docs/2.4/logs.html#accesslog, and
@@ -133,8 +133,8 @@ func ofJSON(format jsonFormat) newParser {
 	return func(o Options, t *texts) (parser, error) { return newJSONLines(o, format, t), nil }
 }
 
-// ofText returns the maker of parsers of a pattern. plain undoes how the server writes what
-// clients sent.
+// ofText returns the maker of parsers of a pattern. plain undoes the server's escaping of
+// clients' texts.
 func ofText(stamp Stamp, plain func([]byte) []byte, text string) newParser {
 	return func(o Options, t *texts) (parser, error) {
 		p, err := newPattern(o, t, stamp, text)
@@ -204,8 +204,8 @@ func (s *source) choose(o Options, t *texts) error {
 	return nil
 }
 
-// fitting returns in how many of the lines each of the parsers finds what its format has, and
-// in how many any of them does.
+// fitting returns how many of the lines each of the parsers can read, and how many any of them
+// can.
 func fitting(parsers []parser, lines [][]byte) (fits []int, requests int) {
 	fits = make([]int, len(parsers))
 	for _, line := range lines {
@@ -238,7 +238,7 @@ func (s *source) sample() (all [][]byte, err error) {
 	for len(head) > 0 && len(all) < sampled {
 		line, rest, whole := bytes.Cut(head, []byte("\n"))
 		if !whole && !atEnd && len(all) > 0 {
-			break // It goes on beyond what was read ahead.
+			break // It goes on beyond the bytes that were read ahead.
 		}
 		if line = bytes.TrimSuffix(line, []byte("\r")); len(line) > 0 {
 			all = append(all, line)
@@ -349,7 +349,7 @@ func (w *w3c) parse(line []byte, e *entry) Reason {
 	return w.text.parse(line, e)
 }
 
-// begin makes the pattern of the lines. The first of the lines tells what stands between fields.
+// begin makes the pattern of the lines. The first line tells which character separates fields.
 func (w *w3c) begin(line []byte) bool {
 	between, value := " ", plus
 	if bytes.IndexByte(line, '\t') >= 0 {
@@ -383,7 +383,7 @@ type head struct {
 // rfc3339 is the time that collectors write.
 const rfc3339 = `\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)`
 
-// What the loggers of Go's and Python's standard libraries write, before a name that may follow: package log, with a
+// The loggers of Go's and Python's standard libraries write these, before a name that may follow: package log, with a
 // prefix and the level of log/slog, and logging's attributes in the orders that are usual.
 const (
 	goLog = `^(?:[^\s\d"{][^\s"{]* ?)?\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? (?:\S+\.go:\d+: )?(?:(?:DEBUG|INFO|WARN|ERROR)(?:[+-]\d+)? )?`
@@ -394,7 +394,7 @@ const (
 	pythonLog = `^\[?` + asctime + `(?:,\d{3})?\]?` + between + `(?:\[?[A-Za-z_][\w.]*\]?` + between + `)??\[?` + level + `\]?(?: in [\w.]+)?`
 )
 
-// heads are the known heads. One that begins like another stands before it.
+// heads are the known heads. The longer of two that begin alike stands first.
 var heads = []head{
 	{"syslog, RFC 5424", regexp.MustCompile(
 		`^(?:<\d{1,3}>)?1 (?:-|` + rfc3339 + `) \S+ \S+ \S+ \S+ (?:-|(?:\[(?:[^\]"]|"(?:[^"\\]|\\.)*")*\])+)(?: \x{feff}?|$)`)},
@@ -438,7 +438,7 @@ func headsOf(lines [][]byte) (chain headChain) {
 	return chain
 }
 
-// cut returns what follows the heads of a line, and reports whether it has them.
+// cut returns the rest of a line behind its heads, and reports whether it has them.
 func (c headChain) cut(line []byte) (rest []byte, ok bool) {
 	for _, h := range c {
 		at := h.re.FindIndex(line)
@@ -450,7 +450,7 @@ func (c headChain) cut(line []byte) (rest []byte, ok bool) {
 	return line, true
 }
 
-// cutAll returns what follows the heads of the lines that have them, and the other lines.
+// cutAll cuts the heads off the lines that have them, and returns the other lines as well.
 func (c headChain) cutAll(lines [][]byte) (with, without [][]byte) {
 	for _, line := range lines {
 		if rest, ok := c.cut(line); ok {

@@ -64,8 +64,8 @@ func parseCommonTime(text []byte) (instant, bool) {
 	return instantOf(t.Add(leap), !strings.Contains(plain, "."))
 }
 
-// dateLayouts are the forms of dates that logs have, beside RFC 3339: what zap calls ISO
-// 8601, and Caddy "wall", and what many programs write.
+// dateLayouts are the forms of dates that logs have, beside RFC 3339: zap's "ISO 8601", Caddy's
+// "wall", and the forms of many programs.
 var dateLayouts = []string{
 	"2006-01-02T15:04:05Z0700",
 	"2006-01-02 15:04:05Z07:00",

@@ -13,19 +13,19 @@ import (
 )
 
 // jsonLines reads formats with one JSON object on each line, which differ in the names of
-// the fields. Of several places of a part the first counts that has something.
+// the fields. Of several places of a part the first counts that is not empty.
 type jsonLines struct {
 	texts  *texts
 	fields fields
 
 	times                                   []timePlace
 	method, uri, host, client, status, took []int
-	lines                                   []int         // what may have the first line of a request
+	lines                                   []int         // places of the first line of a request
 	unit                                    time.Duration // of durations that are numbers
 	header                                  [][]int       // of the header fields that are wanted
 }
 
-// A timePlace is the place of a time, and what it is the time of.
+// A timePlace is the place of a time, and its meaning.
 type timePlace struct {
 	place int
 	stamp Stamp
@@ -195,8 +195,8 @@ func (f *fields) find(places []int) []byte {
 	return nil
 }
 
-// onlyElement returns the element of a list that has one. What comes in several lines counts as
-// not told, as in package shaper.
+// onlyElement returns the element of a list that has one. A header field in several lines counts as
+// missing, as in package shaper.
 func (f *fields) onlyElement(value []byte) []byte {
 	if value[0] != '[' {
 		return value
@@ -314,7 +314,7 @@ func (f *fields) name(text []byte, from int, within *name) (n *name, to int) {
 
 const usualName = 64 // bytes; few are longer
 
-// text returns what a text says, or a number as it stands in the line. It is good until the
+// text returns the contents of a string, or a number as it stands in the line. It is good until the
 // next call.
 func (f *fields) text(value []byte) []byte {
 	if len(value) > 0 && (value[0] == '-' || value[0]-'0' <= 9) {
@@ -323,7 +323,7 @@ func (f *fields) text(value []byte) []byte {
 	return f.quoted(value)
 }
 
-// quoted returns what a text says, nil if the value is none. It is good until the next call.
+// quoted returns the contents of a string, nil if the value is none. It is good until the next call.
 func (f *fields) quoted(value []byte) []byte {
 	switch {
 	case len(value) == 0 || value[0] != '"':
@@ -338,7 +338,7 @@ func (f *fields) quoted(value []byte) []byte {
 	return v.GetStringBytes()
 }
 
-// joined returns what a text says, or the texts of a list with commas between them. It is good until the next call.
+// joined returns the contents of a string, or the strings of a list with commas between them. It is good until the next call.
 func (f *fields) joined(value []byte) (all []byte) {
 	if len(value) == 0 || value[0] != '[' {
 		return f.quoted(value)
@@ -409,7 +409,7 @@ func (f *fields) places(flat bool, names ...string) (places []int) {
 }
 
 // A jsonFormat has the names of the fields that have the parts of a request, as [Fields] calls these. A line is the first of a request.
-// Dots lead into objects. A time is that of the end if nothing else is said. Header fields are called Some-Name here.
+// Dots lead into objects. A time is the end of the request unless the table says otherwise. Header fields are called Some-Name here.
 type jsonFormat struct {
 	names map[string][]string
 	flat  bool // dots may belong to the names
@@ -478,7 +478,7 @@ var usualFormat = jsonFormat{flat: true, names: map[string][]string{
 //	status
 //	duration     a number, or text like "1.5ms"
 //	header:NAME  the header field NAME
-//	unit         is no field: what durations count that are plain numbers, s (the default), ms, us or ns
+//	unit         is no field: the unit of durations that are plain numbers, s (the default), ms, us or ns
 type Fields map[string]string
 
 // Add reads fields such as time=ts,uri=request.uri,unit=ms.

@@ -10,8 +10,8 @@ import (
 
 // A merger reads several sources side by side, and returns their entries by the stamps.
 //
-// It always reads the source that lags, so it holds the entries of one window, and one
-// more of each source whose time has not come.
+// It always reads the source that lags, so it holds the entries of one window, and one further
+// entry of each source.
 type merger struct {
 	o     *Options
 	stats *Stats
@@ -125,7 +125,7 @@ func (m *merger) hold(s *source, e *entry) {
 	m.held.push(e.stamp.ns, s.rank<<tieBits|uint64(s.line), e)
 }
 
-// offset returns how far into the second of its stamp an entry arrives that was returned.
+// offset returns the time from the second of an entry's stamp to its arrival.
 func (m *merger) offset(t ticket, e *entry) int64 {
 	if !m.o.Spread || !e.stamp.coarse {
 		return 0
@@ -185,7 +185,7 @@ func (s *sorter) push(at int64, tie uint64, e *entry) {
 	s.tickets[i] = t
 }
 
-// first returns when the entry is that pop would return, and reports whether there is one.
+// first returns the time of the entry that pop would return, and reports whether there is one.
 func (s *sorter) first() (at int64, ok bool) {
 	switch {
 	case s.queueIsFirst():
@@ -237,9 +237,8 @@ func (s *sorter) popHeap() ticket {
 	return first
 }
 
-// A spread counts the requests of every second that a source tells in whole seconds, to
-// spread them over it. All of a second have been counted when the first leaves, as they
-// are held for a window.
+// A spread counts the requests of each whole second of a source, to spread them over it. All of a
+// second have been counted when the first leaves, as they are held for a window.
 type spread map[second]spreadCount
 
 type second struct {
@@ -255,7 +254,7 @@ func (s spread) count(of second) {
 	s[of] = c
 }
 
-// next returns how far into its second the next request arrives.
+// next returns the next request's offset from its second.
 func (s spread) next(of second) time.Duration {
 	c := s[of]
 	offset := time.Duration(float64(time.Second) * float64(c.gone) / float64(c.counted))

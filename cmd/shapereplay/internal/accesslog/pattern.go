@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// A pattern is a format of text: the fields of a line in their order, and what stands
-// between them. It is written as nginx writes a log_format, with names after a dollar. Beside
+// A pattern is a format of text: the fields of a line in their order, and the text
+// between them. It is written like nginx's log_format, with names after a dollar. Beside
 // nginx's variables there are the names of variables, and
 //
 //	$-   a field that is not wanted
-//	$*   the same, to the last place where what follows it stands
+//	$*   the same, to the last place of the text that follows it
 //	$?   a line may end here, or behind any field that follows
 //	$+   the fields of Options.Trailing, with a blank before each
 //
@@ -26,7 +26,7 @@ type pattern struct {
 	texts  *texts
 	header []string // names of the header fields that are wanted
 	stamp  Stamp
-	plain  func([]byte) []byte // undoes what the server does to texts of clients; may change the bytes
+	plain  func([]byte) []byte // undoes the server's escaping of clients' texts; may change the bytes
 	value  func([]byte) []byte // the same for header fields
 
 	prefix []byte // before the first field
@@ -42,8 +42,8 @@ type pattern struct {
 // A field is one field of a pattern.
 type field struct {
 	variable
-	until    []byte // what stands behind it; empty: the next blank, or the end of the line
-	last     bool   // until is meant where it stands last
+	until    []byte // the text behind it; empty: the next blank, or the end of the line
+	last     bool   // the last place of until counts
 	trailing bool   // of [Options.Trailing]: it may be missing, be "-", and have its name and "=" before it
 }
 
@@ -52,7 +52,7 @@ type variable struct {
 	what meaning
 	unit time.Duration // of a duration
 	name string        // of a header field
-	rank int           // of several fields that tell the same the one with the least counts
+	rank int           // of several fields with one meaning, the one with the least rank counts
 }
 
 // A meaning is the part of a request that a field tells.
@@ -79,7 +79,7 @@ const (
 	ofHeader
 )
 
-// variables are the names that fields of patterns may have: nginx's names, and those of the table
+// variables are the names that fields of patterns may have: nginx's names, and the names in the table
 // of formats.
 var variables = map[string]variable{
 	"remote_addr":          {what: ofClient},
@@ -111,8 +111,8 @@ var variables = map[string]variable{
 	"begin":        {what: ofBegin},
 }
 
-// variableOf returns what nginx's variable with a name has. Any other variable than those
-// above is not wanted.
+// variableOf returns nginx's variable with a name. A variable that is not in the table is not
+// wanted.
 func variableOf(name string) variable {
 	v, known := variables[name]
 	if header, ok := strings.CutPrefix(name, "http_"); ok && !known {
@@ -204,8 +204,8 @@ var units = map[string]time.Duration{
 	"": time.Second, "s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "µs": time.Microsecond, "ns": time.Nanosecond,
 }
 
-// join reports whether a field that stands right behind another one is part of it. It is an
-// error if the end of the first is nowhere to be seen.
+// join reports whether a field right behind another one is part of it. It is an error if nothing
+// marks the end of the first.
 func join(f *field, next field, name string) (part bool, err error) {
 	switch {
 	case next.what == ofNothing && (f.what == ofNothing || f.what == ofURI):
@@ -217,7 +217,7 @@ func join(f *field, next field, name string) (part bool, err error) {
 	return false, fmt.Errorf("nothing stands before $%s, so nobody can tell where it begins", name)
 }
 
-// check leaves one field for each meaning, and those away behind the last that is wanted.
+// check keeps one field for each meaning, and drops the fields behind the last that is wanted.
 // It returns an error if the pattern tells no request.
 func (p *pattern) check() error {
 	best, wanted := map[meaning]int{}, 0
@@ -312,7 +312,7 @@ func (p *pattern) parse(line []byte, e *entry) Reason {
 	return ""
 }
 
-// cut returns the value of a field, and what follows it and the text behind it.
+// cut returns the value of a field, and the rest of the line behind it and its separator.
 func (f *field) cut(text []byte) (value, rest []byte, ok bool) {
 	if len(f.until) == 0 {
 		value, rest = cutList(text)
@@ -446,9 +446,9 @@ func (p *pattern) setStamp(text []byte, e *entry) Reason {
 	return ""
 }
 
-// setWho takes the client from what stands before the time: the address, or the virtual
+// setWho takes the client from the text before the time: the address, or the virtual
 // host and the address, then the user's names by identd and by password. Names may have
-// blanks. The second field is the address if it is one, as no identd gives that. If both are, one of them is the
+// blanks. The second field is the client if it is an address, as no identd gives one. If both are addresses, one of them is the
 // server's, as a virtual host or behind the client, or they are a list.
 func (p *pattern) setWho(who []byte, e *entry) {
 	first, rest := cutList(who)

@@ -16,34 +16,34 @@
 //
 // Collectors of logs write a head before each line: syslog (RFC 3164 and 5424), journald,
 // docker compose, Kubernetes (CRI), kubectl logs --prefix, and the times of docker logs -t
-// and kubectl logs --timestamps. Loggers of programs do, too: Go's log and Python's logging. If most of the first lines of a file have one, or several
-// after each other, with a request behind it, it is skipped in all lines of the file, and
-// [Stats.Heads] says which it was. A line without it is broken.
+// and kubectl logs --timestamps. Loggers of programs do, too: Go's log and Python's logging. If most of the first lines of a file have a head, or several,
+// with a request behind it, it is skipped in all lines of the file, and
+// [Stats.Heads] names it. A line without it is broken.
 //
 // # NULs
 //
-// NULs before a line, of which a rotation by copying and truncating may leave gigabytes at the head of a
-// log, are skipped without holding them. [Stats.NULs] says how many they were.
+// NULs before a line are skipped without holding them: a rotation by copying and truncating may leave
+// gigabytes at the head of a log. [Stats.NULs] counts them.
 //
 // # When a request arrived
 //
-// A shaper sees a request when it arrives, but some servers log when it has ended. The comment
+// A shaper sees a request when it arrives, but some servers log the time of its end. The comment
 // of each [Format] says which.
 //
-// From an end the duration is subtracted, if the line tells it. If it does not, the end
-// has to do as the arrival: the requests are as many, but each is late by the time that
-// its answer took. The combined format has no duration by itself; [Options.Trailing] can
-// name one, and then [Options.Stamp] must give the meaning of the time.
+// From an end the duration is subtracted, if the line tells it. Otherwise the end stands for
+// the arrival: the requests are as many, but each is late by its duration. The combined
+// format has no duration by itself; [Options.Trailing] can name one, and then
+// [Options.Stamp] must give the meaning of the time.
 //
 // # Whole seconds
 //
 // The text formats tell the time in whole seconds, which is coarse for a shaper. By
-// default such requests arrive as they are logged, all at the start of their second and
-// in the order of the file. A replay then meets bursts that did not happen: it tells of
-// more waiting and more refusals than there were, and a limit found with it is on the safe
-// side. With [Options.Spread] the requests of one second are spread evenly over it. A
-// replay then misses bursts that did happen, and tells of less. The truth lies between:
-// where both give the same answer, it does not depend on the gaps in the log.
+// default such requests arrive at the start of their second, in the order of the file. A
+// replay then meets bursts that did not happen: it finds more waiting and more refusals than
+// there were, and a limit found with it is on the safe side. With [Options.Spread] the
+// requests of one second are spread evenly over it. A replay then misses bursts that did
+// happen, and finds less. The truth lies between: a result that both agree on does not depend
+// on the fractions of seconds.
 // [Stats.Coarse] counts the requests concerned.
 //
 // # Order, and memory
@@ -53,7 +53,7 @@
 // held back, but never more than 256 MiB of them. If they were more, the earliest are returned
 // although the window has not passed, so that only a smaller step back can be sorted. Where
 // durations are subtracted from the times, a second buffer of the same size sorts the arrivals.
-// What is further back is counted as broken.
+// A line that is further back is broken.
 //
 // # Broken lines
 //
@@ -90,8 +90,8 @@ type Reader struct {
 	moves    bool
 	arrived  sorter
 	arrivals uint64 // counts the entries pushed, as the tie
-	passed   int64  // nothing that is still to be pushed is earlier
-	ended    bool   // nothing is still to be pushed
+	passed   int64  // no later entry is earlier
+	ended    bool   // no entry follows
 	last     int64  // the arrival that was returned last
 
 	err error // the error that Next returns from now on
@@ -220,20 +220,20 @@ func (r *Reader) Close() error {
 type Options struct {
 	Format Format // "" is Auto; with Fields it is JSON, and with Trailing Combined
 	Fields Fields // of the format JSON
-	Stamp  Stamp  // what the times are; "" is what the package comment says of the format
+	Stamp  Stamp  // the meaning of the times; "": as the comment of the format says
 
-	// Trailing says what follows the user agent in lines of the format Combined, one word
-	// for each field:
+	// Trailing names the fields after the user agent in lines of the format Combined, a word
+	// for each:
 	//
-	//	-               nothing that is wanted
+	//	-               a field that is skipped
 	//	time            the time, more exactly than before, as nginx's $msec
 	//	duration:UNIT   the duration; UNIT is s, ms, us or ns
 	//	host            the host that the request is for
 	//	client          the client's address, instead of the first field; of a list the last that is not private
 	//	header:NAME     the header field NAME, instead of the one that the format has
 	//
-	// A field that is written as name=value has the value alone. What comes after the last
-	// of them is not looked at.
+	// Of a field that is written as name=value the value counts. The rest of the line behind the last
+	// of them is ignored.
 	Trailing []string
 
 	// Header names the header fields that are wanted.
@@ -263,13 +263,13 @@ type OptionError struct {
 
 func (e *OptionError) Error() string { return e.Option + ": " + e.Reason }
 
-// checked returns the options with what 0 stands for, or an error that names the first
-// one that is wrong.
+// checked returns the options with their defaults, or an error that names the first wrong
+// one.
 func (o Options) checked() (Options, error) {
 	if o.Format == "" {
 		o.Format = Auto
 	}
-	// What describes one format is not to be passed over because another fits the log.
+	// Fields and Trailing must not be ignored because another format fits the log.
 	switch fields, trailing := len(o.Fields) > 0, len(o.Trailing) > 0; {
 	case fields && trailing:
 		return o, &OptionError{"Fields", "of the format json, and trailing is of combined: use one of them"}
@@ -320,7 +320,7 @@ type Broken struct {
 	File    string `json:"file"` // as it was given to Open
 	Line    int    `json:"line"` // counted from 1
 	Reason  Reason `json:"reason"`
-	Excerpt string `json:"text"` // the first 120 characters; what is not printable is escaped
+	Excerpt string `json:"text"` // the first 120 characters, escaped where they are not printable
 }
 
 // Stats are the counts of a [Reader] so far.
@@ -334,7 +334,7 @@ type Stats struct {
 	NULs     int64 // bytes before lines that are skipped, as a rotation by copying and truncating leaves them
 	Redacted int   // values of wanted header fields that the server has replaced by "REDACTED"; they count as not told
 
-	Heads    map[string]int // requests whose lines have heads of collectors, by what these are
+	Heads    map[string]int // requests whose lines have heads of collectors, by their names
 	Broken   map[Reason]int
 	Examples []Broken // the first of each reason, in the order in which they were read
 }

@@ -33,8 +33,8 @@ func newLines(r io.Reader, nuls *int64) *lines {
 }
 
 // skipNULs skips the NULs before a line. When a log is copied and truncated, and its writer does not append,
-// the next line goes to where the writer was, and all that is before it reads as NULs: as many bytes as the log had. So
-// they are never held. An error comes again with the next reading.
+// the next line goes to the old offset, and everything before it reads as NULs: as many bytes as the log had. So
+// they are never held in memory. The next reading returns an error again.
 func (l *lines) skipNULs() {
 	for {
 		if next, err := l.from.Peek(1); err != nil || next[0] != 0 {
@@ -136,8 +136,8 @@ var compressions = []struct {
 	{"PK\x03\x04", "zip", "unzip -p", nil},
 }
 
-// newZstd returns a reader of zstd that uses one core, and no more memory for what goes
-// before than zstd -d does unless it is told to.
+// newZstd returns a reader of zstd that uses one core, and a window no larger than zstd -d
+// has by default.
 func newZstd(r io.Reader) (io.Reader, error) {
 	const largest = 128 << 20
 	d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(largest))
@@ -166,7 +166,7 @@ func unpacked(from io.Reader, name string, begins []byte) (io.Reader, error) {
 	return from, nil
 }
 
-// failed says of an error which file it is of.
+// failed adds the name of the file to an error.
 func (s *source) failed(err error) error {
 	if named, ok := errors.AsType[*fs.PathError](err); ok {
 		return fmt.Errorf("%w", named)

@@ -8,8 +8,8 @@ import (
 	"example.com/leakybucket/llm"
 )
 
-// A Call is what a line of the format [Usage] tells of a call of a language model, beside what any
-// [Record] has.
+// A Call is a call of a language model, by a line of the format [Usage]: its parts beside a
+// [Record]'s.
 type Call struct {
 	Team     string
 	Estimate llm.Usage

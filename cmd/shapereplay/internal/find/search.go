@@ -59,8 +59,8 @@ type Outcome struct {
 type Found struct {
 	Rule *simulate.Rule // with the fate of the requests under its own limits
 
-	// Limits are those that were found, and Outcome has the text of them that is shortest to read. If no
-	// rate keeps to the goal, or no request has met the rule, OK is false, and they are zero.
+	// Limits were found, and Outcome has them as text. If no rate keeps to the goal, or no request
+	// has met the rule, OK is false, and they are zero.
 	OK      bool
 	Limits  shaper.Limits
 	Outcome Outcome
@@ -110,8 +110,8 @@ func (g Goal) Search(ctx context.Context, r *simulate.Rule) (Found, error) {
 	return f, nil
 }
 
-// limits returns the limits with a rate and a depth that are tried for a rule. What a replay leaves out stays as the
-// rule has it, as they are to take the place of the rule.
+// limits returns the limits with a rate and a depth that are tried for a rule. Settings that a replay ignores stay as in
+// the rule, so that the limits can take its place.
 func (g Goal) limits(r *simulate.Rule, c candidate, depth int) shaper.Limits {
 	l := r.Limits
 	l.Rate, l.Depth, l.MaxWait = c.rate, depth, g.Wait
@@ -124,15 +124,15 @@ func (g Goal) limits(r *simulate.Rule, c candidate, depth int) shaper.Limits {
 	return l
 }
 
-// textOf returns limits as text, with the rate as it was tried: "3.07/min" says more than
-// what [shaper.Limits.String] makes of it, "307 per 100min".
+// textOf returns limits as text, with the rate as it was tried: "3.07/min" is clearer than
+// "307 per 100min" by [shaper.Limits.String].
 func textOf(c candidate, l shaper.Limits) string {
 	l.Rate = rate.Inf
 	return c.text + strings.TrimPrefix(l.String(), "inf")
 }
 
-// replayed returns how the requests of a rule would have fared under limits. If more would have been
-// refused than most, ok is false, and the outcome counts some of the requests only.
+// replayed returns how the requests of a rule would have fared under limits. If more than most would
+// have been refused, ok is false, and the outcome counts only some of the requests.
 func replayed(r *simulate.Rule, l shaper.Limits, most int) (o Outcome, ok bool) {
 	plan := replay.NewPlan(l)
 	for _, k := range r.Keys {

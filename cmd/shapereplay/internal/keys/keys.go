@@ -155,8 +155,8 @@ func (m *Maker) Untold() (names []string) {
 // first such client, cut as [accesslog.ShortName] does.
 func (m *Maker) Strangers() (n int, first string) { return m.strangers, m.stranger }
 
-// StrangersAreMost reports whether most of the requests so far had a client that is no address, and
-// the keys are made of clients: they are hardly the keys that a server would make.
+// StrangersAreMost reports whether the keys are made of clients, and most of the clients so far
+// were no addresses: a server would make other keys.
 func (m *Maker) StrangersAreMost() bool {
 	return 2*m.strangers > m.requests && slices.ContainsFunc(m.parts, func(p part) bool { return p.name == "client_ip" })
 }

@@ -13,7 +13,7 @@ import (
 	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 )
 
-// A Document is all that is printed. Its names in JSON stay as they are; others may be
+// A Document is the whole report. Its names in JSON stay as they are; others may be
 // added.
 type Document struct {
 	Calls       int        `json:"calls"`
@@ -28,12 +28,12 @@ type Document struct {
 
 	Limits []Limit `json:"limits"`
 	All    Team    `json:"all"`
-	Teams  []*Team `json:"teams"` // those with the most tokens first
+	Teams  []*Team `json:"teams"` // the one with the most tokens first
 
-	// Shares of what the quota allows in a minute, in millionths.
+	// Shares of the quota's minute, in millionths.
 	GivenBack uint64 `json:"given_back"`
 	Charged   uint64 `json:"charged"`
-	Forfeited uint64 `json:"forfeited"` // reserved too much, and drained when the call ended
+	Forfeited uint64 `json:"forfeited"` // reserved in excess, but drained before the call ended
 
 	Notes []string   `json:"notes"`
 	Log   report.Log `json:"log"`
@@ -74,7 +74,7 @@ func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
 		d.Note("OpenAI counts a call when it begins, so all estimates stand; for a server that only speaks like OpenAI's, -provider openai-compatible settles with what was used")
 	}
 	if r.Settled.Forfeited > r.Settled.GivenBack {
-		d.Note("more of what was reserved has drained before it could be given back than was given back: a larger -burst may let more calls leave")
+		d.Note("of the reserved excess more has drained than could be given back: a larger -burst may let more calls leave")
 	}
 	var lines report.Document
 	lines.SetLog(log, false)
@@ -107,7 +107,7 @@ func Print(w io.Writer, d *Document, teams int) error {
 	return report.PrintSections(w, d.title(), tables, d.Notes, &d.Log)
 }
 
-// title says which calls were replayed, and under what.
+// title says which calls were replayed, under which quota.
 func (d *Document) title() string {
 	if d.From == nil {
 		return "No calls"

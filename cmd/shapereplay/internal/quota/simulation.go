@@ -1,19 +1,19 @@
 // Package quota tells how the calls of a gateway of language models would have fared under a quota:
 // which teams would have waited, how long, and how much of the quota would have been used.
 //
-// The decisions are those of the gateway, in virtual time: a call waits for the cost of its
-// estimate ([llm.Quota.Cost]), teams take turns by their weights, and when a call has ended it settles with the cost of
-// what it has taken. Package internal/replay of the root module computes them, and its tests
-// hold it to a Shaper. What a usage log does not tell is not simulated:
+// The decisions are the gateway's, in virtual time: a call waits for the cost of its
+// estimate ([llm.Quota.Cost]), teams take turns by their weights, and a call that has ended settles with the cost of
+// its usage. Package internal/replay of the root module computes them, and its tests
+// hold it to a Shaper. Some things are not in a usage log, and are not simulated:
 //
-//   - A call takes as long as it took then, from when it leaves the line, and the bucket is full at the
+//   - A call takes as long as in the log, from its departure, and the whole burst is free at the
 //     beginning of the log.
-//   - A call that was refused then, or whose client went, did not run: nobody knows how long it would
-//     have taken. It is replayed with its estimate, and ends at once, so its estimate stands.
-//   - A call that had no valid token of the gateway, or whose body did not come, would not come to the
-//     line now either. It is left out.
-//   - No client gives up, and none that is refused comes again; a log may have the retries of then.
-//   - Holds, and what the provider said was left, are of then. They are left out.
+//   - A call that was refused in the log, or whose client went, did not run, and its duration is
+//     unknown. It is replayed with its estimate, and ends at once, so its estimate stands.
+//   - A call without a valid token of the gateway, or whose body did not come, is left out, as it
+//     never reaches the line.
+//   - No client gives up, and none that is refused comes again; the log may have retries of its own.
+//   - Holds, and the provider's rate-limit headers, are left out.
 package quota
 
 import (
@@ -35,7 +35,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Setup is what calls are replayed under.
+// A Setup has the quota and the settings of a replay.
 type Setup struct {
 	Quota    llm.Quota
 	Provider string // how the API counts: see Providers
@@ -45,8 +45,8 @@ type Setup struct {
 	Weights  map[string]int // of teams; others have 1
 }
 
-// counted says what of a usage an API counts, as the providers of the gateway do. What is only like OpenAI's API is taken to
-// say nothing of what is left, so that calls settle with all that they have used.
+// counted returns the part of a usage that counts towards an API's limits, as for the providers of the gateway. An
+// API that is only compatible with OpenAI's is taken to send no rate-limit headers, so its calls settle with their whole usage.
 var counted = map[string]func(llm.Usage) llm.Usage{
 	"openai": llm.OpenAI.Counted,
 	"openai-compatible": func(u llm.Usage) llm.Usage {
@@ -92,7 +92,7 @@ type Simulation struct {
 	bucket  *replay.FairBucket
 	teams   map[string]*Team
 	result  Result
-	minutes map[time.Duration]*amounts // what the calls that left in each minute have taken
+	minutes map[time.Duration]*amounts // the usage of the calls that left in each minute
 }
 
 // New returns a Simulation to which no call has come yet.
@@ -155,13 +155,13 @@ func (s *Simulation) Arrive(r *accesslog.Record) {
 // clientHasGone is the status of a call whose client went before there was an answer.
 const clientHasGone = 499
 
-// ran reports whether the provider was called for a call, so that it is known how long that took.
+// ran reports whether a call reached the provider, so that its duration is known.
 func ran(r *accesslog.Record) bool {
 	return r.Call.Took > 0 || r.Call.Known || r.Status < http.StatusBadRequest
 }
 
-// cameToLine reports whether a call that did not run was refused by the line, or was in it. Else the gateway has answered
-// before: it did not know whose call it was, or could not read the body.
+// cameToLine reports whether a call that did not run was refused by the line, or was in it. Otherwise the gateway refused it
+// before: its token was not valid, or its body could not be read.
 func cameToLine(r *accesslog.Record) bool {
 	switch r.Status {
 	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusRequestEntityTooLarge:
@@ -170,7 +170,7 @@ func cameToLine(r *accesslog.Record) bool {
 	return true
 }
 
-// take counts what a call takes that leaves at an instant.
+// take counts the usage of a call that leaves at an instant.
 func (s *Simulation) take(at time.Duration, u llm.Usage) {
 	s.result.until = max(s.result.until, at)
 	minute := s.minutes[at/time.Minute]
@@ -185,11 +185,11 @@ func (s *Simulation) take(at time.Duration, u llm.Usage) {
 // limitNames are the names of the limits that a quota may have.
 var limitNames = [...]string{"requests", "tokens", "input", "output"}
 
-// amounts are how much there is of what each of the limits counts, in the order of their names. The sums of a long
-// log may exceed 32 bits, and nonsense in a log 64: a sum that does not fit is the largest that does.
+// amounts are the sums for each of the limits, in the order of their names. The sums of a long
+// log may exceed 32 bits, and nonsense in a log 64: such a sum saturates.
 type amounts [len(limitNames)]int64
 
-// add adds what a call takes.
+// add adds the usage of a call.
 func (a *amounts) add(u llm.Usage) {
 	for i, n := range []int64{1, tokens(u), input(u), int64(max(0, u.Output))} {
 		a[i] = exact.Sum(a[i], n)
@@ -205,7 +205,7 @@ func input(u llm.Usage) int64 {
 // tokens returns the tokens of input and output together.
 func tokens(u llm.Usage) int64 { return exact.Sum(input(u), int64(max(0, u.Output))) }
 
-// Result lets all calls end, and returns what has become of them. No call may arrive any more.
+// Result lets all calls end, and returns their fates. No call may arrive any more.
 func (s *Simulation) Result() Result {
 	s.bucket.End()
 	r := &s.result
@@ -233,23 +233,23 @@ func (s *Simulation) Result() Result {
 	return *r
 }
 
-// A Result is what has become of the calls.
+// A Result is the fates of all calls.
 type Result struct {
 	Setup       Setup
 	First, Last time.Time // arrivals; zero if there was none
 	All         Team
-	Teams       []*Team // those with the most tokens first
+	Teams       []*Team // the one with the most tokens first
 	Limits      []Limit // of the quota
 	Settled     replay.Settled
 	Unknown     int // calls that have ended without usage, so that their estimate stands
-	NotRun      int // calls that were refused then, or whose client went
-	NotInLine   int // calls that the gateway has answered before they came to the line, which are left out
+	NotRun      int // calls that were refused in the log, or whose client went
+	NotInLine   int // calls that the gateway refused before they reached the line; they are left out
 
-	until time.Duration // when the last call left
+	until time.Duration // the last departure
 	taken amounts
 }
 
-// A Team has what has become of the calls of a team.
+// A Team has the fates of a team's calls.
 type Team struct {
 	Team   string  `json:"team"`
 	Weight int     `json:"weight"` // of all teams together: 0
@@ -258,7 +258,7 @@ type Team struct {
 	Then   Outcome `json:"then"`   // as the log has it
 }
 
-// An Outcome tells how calls fare. The waits count the calls that left, also those that left at once.
+// An Outcome tells how calls fare. The waits count all calls that left, even at once.
 type Outcome struct {
 	Calls    int              `json:"calls"`
 	Refused  int              `json:"refused"`
@@ -280,7 +280,7 @@ func (o *Outcome) add(refused bool, waited time.Duration) {
 	o.waits.Add(waited)
 }
 
-// sumUp tells the waits of the calls that have been added.
+// sumUp computes the figures of the waits that have been added.
 func (o *Outcome) sumUp() {
 	o.WaitMean = o.waited.Mean(o.Calls - o.Refused)
 	o.WaitP99, o.WaitMax = simulate.Seconds(o.waits.Quantile(0.99)), simulate.Seconds(o.waits.Quantile(1))
@@ -291,6 +291,6 @@ type Limit struct {
 	Limit  string  `json:"limit"`
 	Minute int     `json:"minute"` // how much it allows in one
 	Taken  int64   `json:"taken"`
-	Mean   float64 `json:"mean"` // a minute, from the first arrival until the last call leaves; at least of a minute
-	Most   int64   `json:"most"` // in a minute, counted from the first arrival; what left in the first may include a burst
+	Mean   float64 `json:"mean"` // per minute, from the first arrival to the last departure, or over one minute if that is shorter
+	Most   int64   `json:"most"` // in a minute, counted from the first arrival; the first one may include a burst
 }

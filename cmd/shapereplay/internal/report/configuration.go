@@ -31,7 +31,7 @@ type limited struct {
 	rule    string // its key
 	text    string
 	limits  shaper.Limits
-	comment string // why there are none, or why they are as they are; "": there is nothing to say
+	comment string // why there are none, or how they were found; "": none
 }
 
 // limits returns the limits that were replayed, or found.
@@ -72,7 +72,7 @@ func (d *Document) head(b *strings.Builder, differs ...string) {
 	for _, note := range d.Notes {
 		fmt.Fprintf(b, "# Note: %s\n", note)
 	}
-	b.WriteString("#\n# What differs here from what was replayed:\n")
+	b.WriteString("#\n# Differences from the replay:\n")
 	for _, text := range differs {
 		fmt.Fprintf(b, "# - %s\n", text)
 	}
@@ -216,7 +216,7 @@ type nginx struct {
 	routes map[string]string // the values of $shape_route, by patterns
 }
 
-// differences are the things that nginx does in another way.
+// differences are comments about things that nginx does in another way.
 func (n *nginx) differences(s Setup, all []limited) []string {
 	texts := []string{"nginx counts in milliseconds, and rates in whole requests per second or minute; there is no Retry-After"}
 	if slices.Contains(s.Key, "client_ip") && s.IPv6Bits < 128 {
@@ -231,7 +231,7 @@ func (n *nginx) differences(s Setup, all []limited) []string {
 		}
 	}
 	if !slices.ContainsFunc(all, func(l limited) bool { return l.rule == "" }) {
-		texts = append(texts, "what no rule matches is not limited, and a Group refuses it")
+		texts = append(texts, "requests that no rule matches are not limited; a Group refuses them")
 	}
 	return texts
 }
@@ -390,7 +390,7 @@ func nginxRate(r rate.Limit) (text string, comments []string) {
 }
 
 // nginxBurst returns the words that follow the zone in limit_req, and the differences. nginx counts
-// requests above the rate: the first is none of them.
+// requests above the rate, so without the first.
 func nginxBurst(l shaper.Limits) (text string, comments []string) {
 	atOnce, depth := max(l.Burst, 1)-1, l.Depth
 	if l.MaxWait > 0 {
@@ -398,11 +398,11 @@ func nginxBurst(l shaper.Limits) (text string, comments []string) {
 		byRate.InFlight = 0
 		if most := limitwords.BurstOf(byRate).Waiting; most < depth {
 			depth = most
-			comments = append(comments, fmt.Sprintf("nginx has no longest wait, so there is room for what leaves within %s", limitwords.Seconds(l.MaxWait.Seconds())))
+			comments = append(comments, fmt.Sprintf("nginx has no longest wait, so there is room for the requests that leave within %s", limitwords.Seconds(l.MaxWait.Seconds())))
 		}
 	}
 	if l.InFlight > 0 {
-		comments = append(comments, fmt.Sprintf("inflight %d: limit_conn of nginx refuses what is above, and lets nothing wait", l.InFlight))
+		comments = append(comments, fmt.Sprintf("inflight %d: limit_conn of nginx refuses further requests, and lets none wait", l.InFlight))
 	}
 	switch {
 	case atOnce+depth == 0:

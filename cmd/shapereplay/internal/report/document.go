@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
 )
 
-// A Document is all that is printed. Its names in JSON stay as they are; others may be
+// A Document is the whole report. Its names in JSON stay as they are; others may be
 // added.
 type Document struct {
 	Requests    int        `json:"requests"` // that a rule matches
@@ -71,8 +71,8 @@ type Found struct {
 	Found    find.Outcome `json:"found"` // empty if nothing was found
 }
 
-// Replay returns a document of a replay, with the first keys of those that were refused
-// and of those that waited.
+// Replay returns a document of a replay, with the keys that were refused most and the keys that
+// waited longest.
 func Replay(r simulate.Result, candidates bool, keys int) *Document {
 	d := newDocument(r)
 	d.Candidates = candidates

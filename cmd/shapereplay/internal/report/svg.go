@@ -25,7 +25,7 @@ const (
 	flowHeight  = 72
 	lineTop     = 116 // of the line
 	lineHeight  = 40
-	drawnRules  = 12 // rules with fewer requests than those are left out
+	drawnRules  = 12 // the rules with the most requests are drawn
 	ticksWanted = 6
 )
 
@@ -37,8 +37,8 @@ const svgStyle = `svg{font:13px system-ui,sans-serif}` +
 	`@media(prefers-color-scheme:dark){.bg{fill:#0d1117}text{fill:#e6e8eb}text.m{fill:#9198a1}.l{stroke:#3d444d}` +
 	`.a{fill:#2b5f86}text.a{fill:#6cb6ec}.r{fill:#e5702a}text.r{fill:#f0883e}.d{stroke:#2fc99a}text.d{fill:#2fc99a;stroke:none}.w{fill:#7d5a91}text.w{fill:#cf9be6}}`
 
-// SVG returns a picture of a replay that has kept series: for each rule, what arrived,
-// left and was refused over time, and how many waited.
+// SVG returns a picture of a replay that has kept series: for each rule, the arrivals,
+// departures and refusals over time, and the length of the line.
 func SVG(d *Document) string {
 	rules := slices.DeleteFunc(slices.Clone(d.Rules), func(r Rule) bool { return r.Requests == 0 })
 	slices.SortStableFunc(rules, func(a, b Rule) int { return b.Requests - a.Requests })
@@ -155,7 +155,7 @@ func (p *panel) steps(foot, height int, most float64, value func(simulate.Bin) f
 		if most > 0 {
 			y -= value(bin) / most * float64(height)
 		}
-		// Steps that are equal are one, so that the file is small.
+		// Equal steps are joined, so that the file is small.
 		if math.Abs(y-last) >= 0.05 {
 			path += fmt.Sprintf("H%.1fV%.1f", p.x(i), y)
 			last = y
@@ -168,7 +168,7 @@ func (p *panel) steps(foot, height int, most float64, value func(simulate.Bin) f
 	return path
 }
 
-// axis draws the foot, and says how much the height is.
+// axis draws the foot, and labels the height.
 func (p *panel) axis(b *strings.Builder, foot, height int, most string) {
 	fmt.Fprintf(b, `<path class="l" d="M%d %d.5H%d"/><path class="l" stroke-dasharray="2 4" d="M%d %d.5H%d"/><text class="m" text-anchor="end" x="%d" y="%d">%s</text>`+"\n",
 		svgLeft, foot, svgRight, svgLeft, foot-height, svgRight, svgLeft-6, foot-height+8, most)

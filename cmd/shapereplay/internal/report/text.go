@@ -79,7 +79,7 @@ func rulesTable(all []Rule) string {
 	return Table(titles, rows) + more
 }
 
-// withoutMostUnmet returns all rules but most of those that no request has met, and a line that says how many these are.
+// withoutMostUnmet leaves out rules that no request has met, except a few, and returns a line that counts them.
 func withoutMostUnmet[R any](all []R, isUnmet func(R) bool) (shown []R, more string) {
 	const most = 20
 	unmet := 0
@@ -228,13 +228,13 @@ type Log struct {
 	Examples []accesslog.Broken `json:"examples"` // the first lines of each reason
 }
 
-// A Reason is why lines could not be used.
+// A Reason is a reason why lines could not be used.
 type Reason struct {
 	Reason accesslog.Reason `json:"reason"`
 	Lines  int              `json:"lines"`
 }
 
-// SetLog adds how the logs could be read, and what their times leave open.
+// SetLog adds how the logs could be read, and notes about times that are inexact.
 func (d *Document) SetLog(s accesslog.Stats, spread bool) {
 	d.Log = Log{Lines: s.Lines, Requests: s.Records, Reasons: []Reason{}, Examples: append([]accesslog.Broken{}, s.Examples...)}
 	for reason, n := range s.Broken {
@@ -299,7 +299,7 @@ func Table(titles []string, rows [][]string) string {
 	return b.String()
 }
 
-// cut returns a text of at most so many characters.
+// cut shortens a text to so many characters.
 func cut(text string, width int) string {
 	if utf8.RuneCountInString(text) <= width {
 		return text

@@ -3,18 +3,17 @@
 //
 // Every key has a bucket of its own, in virtual time, with the limits that the rules give
 // it. The buckets do exactly the same as the buckets of a [shaper.Group]; package
-// internal/replay of the root module computes them, and its tests hold it to a Group. What a
-// log does not tell is not simulated:
+// internal/replay of the root module computes them, and its tests hold it to a Group. Some
+// things are not in a log, and are not simulated:
 //
-//   - No client gives up. One that has waited long enough to leave would have made room
-//     for those behind it.
-//   - No client comes again. One that was refused would have tried once more; one that was
-//     not answered well when the log was written may have done so, in the log.
-//   - Caps on requests in flight (inflight) hold no request up. How long a request takes that
-//     leaves at another instant, beside other requests, is not in the log: the durations
-//     there are the upstream's under the load that it had.
-//   - A Group has so many buckets at most ([shaper.WithMaxKeys]), and shares some of them if
-//     there are more keys. Here every key has its own.
+//   - No client gives up while it waits, which would make room for the requests behind it.
+//   - No client retries a request that the simulation refuses. Retries after failures in
+//     the past are in the log.
+//   - Caps on requests in flight (inflight) hold no request up. A request at another instant,
+//     beside other requests, takes another time than in the log, where the durations are the
+//     upstream's under the load that it had.
+//   - A Group bounds its buckets ([shaper.WithMaxKeys]), and with more keys some share a bucket.
+//     Here every key has its own.
 //   - Every request costs 1.
 package simulate
 
@@ -43,8 +42,8 @@ type Options struct {
 }
 
 // A Simulation lets requests arrive, one after another, at the buckets of their keys.
-// [New] makes one, [Simulation.Arrive] is an arrival, and [Simulation.Result] says what
-// became of all so far. It remembers the keys and the requests in line, and all requests only
+// [New] makes one, [Simulation.Arrive] is an arrival, and [Simulation.Result] returns the fates
+// of all so far. It remembers the keys and the requests in line, and all requests only
 // for [Options.Arrivals]. It is for one goroutine.
 type Simulation struct {
 	rules   *config.Rules
@@ -85,8 +84,8 @@ func New(rules *config.Rules, o Options) *Simulation {
 }
 
 // Arrive is the arrival of a request. Its instant must not be before the instant of the
-// request before it; if it is, it is taken for the same. address is the client's
-// address, as it is to be exported, or "".
+// request before it; an earlier one counts as the same. address is the client's
+// address for the export, or "".
 func (s *Simulation) Arrive(at time.Time, key, address string) {
 	result := &s.result
 	if result.First.IsZero() {
@@ -236,13 +235,13 @@ func (r *Result) AddressesRefusedMost(n int) []string {
 	return all[:min(n, len(all))]
 }
 
-// A Count says what became of requests. Each counts in one of AtOnce, Waited, QueueFull
-// and TooLate. Its names in JSON stay as they are.
+// A Count counts requests by their fates: each in one of AtOnce, Waited, QueueFull and
+// TooLate. Its names in JSON stay as they are.
 type Count struct {
 	Requests  int     `json:"requests"`
 	AtOnce    int     `json:"at_once"`    // left at once
 	Waited    int     `json:"waited"`     // left after a wait
-	Refused   int     `json:"refused"`    // all of those that follow
+	Refused   int     `json:"refused"`    // QueueFull + TooLate
 	QueueFull int     `json:"queue_full"` // as the line was full
 	TooLate   int     `json:"too_late"`   // as the wait would have been longer than the limits allow
 	TotalWait Total   `json:"total_wait_s"`
@@ -267,8 +266,8 @@ func (c *Count) add(f replay.Fate) {
 	}
 }
 
-// A Total is the nanoseconds of many waits together. They may be more than the 292 years that a
-// [time.Duration] counts.
+// A Total is the sum of many waits in nanoseconds, which may exceed the 292 years of a
+// [time.Duration].
 type Total float64
 
 // Mean returns the mean of n waits, and 0 of none.
@@ -344,14 +343,14 @@ const maxBins = 240
 // A Bin counts the events in one piece of the time.
 type Bin struct {
 	Arrived, Left, Refused int
-	Waiting                Total // of all that waited then: divided by the width it is how many waited on average
+	Waiting                Total // of all waits in this time: divided by the width, the mean length of the line
 }
 
 // A Series counts events over time. Bin i begins i widths after the first arrival of the log. The length of a
 // log is unknown when it is read from a pipe, so the bins are narrow at first, and twice as wide whenever
 // there would be too many.
 type Series struct {
-	Width time.Duration // of a bin: in a [Result] it is the same of all series
+	Width time.Duration // of a bin; in a [Result] all series have the same
 	Bins  []Bin         // up to the last in which something happened
 }
 
