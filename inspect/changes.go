@@ -223,7 +223,7 @@ func (i *Inspector) serveChanges(w http.ResponseWriter, _ *http.Request, q query
 		InForce []record  `json:"in_force"`
 		Past    []record  `json:"past"`
 	}{At: time.Now().UTC()}
-	i.controller.endOvertaken() // So that what is told is what is in force.
+	i.controller.endOvertaken() // So that only changes in force are told.
 	i.mu.Lock()
 	answer.InForce, answer.Past = i.ledger.current(), append([]record{}, i.ledger.past...)
 	known := name == "" || i.sourceLocked(name) != nil
@@ -243,17 +243,17 @@ func (i *Inspector) serveChanges(w http.ResponseWriter, _ *http.Request, q query
 
 // A changer is the part of a [bucketRef] that changes its bucket.
 type changer interface {
-	// limitsNow returns the limits of the bucket or, if it is not in use, those that it
-	// would get. It may call the limits function of a Group.
+	// limitsNow returns the limits of the bucket, or the ones that it would get if it is not in
+	// use. It may call the limits function of a Group.
 	limitsNow() (shaper.Limits, error)
 
-	// setting returns what SetLimits has said of the bucket.
+	// setting returns the limits that SetLimits has given the bucket.
 	setting() setting
 
 	// setLimits puts limits in force.
 	setLimits(l shaper.Limits) error
 
-	// putBack undoes setLimits. before is what setting returned then.
+	// putBack undoes setLimits. before is the setting from before.
 	putBack(before setting) error
 
 	// hold holds the line of the bucket; 0 ends all holds.
@@ -261,7 +261,7 @@ type changer interface {
 }
 
 // A setting is the limits that SetLimits has given a bucket. given is false if it has given
-// none, so that the limits function of a Group says them.
+// none, so that the limits function of a Group counts.
 type setting struct {
 	limits shaper.Limits
 	given  bool

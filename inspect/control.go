@@ -226,8 +226,8 @@ func badBody(format string, args ...any) *failure {
 	return &failure{Status: http.StatusBadRequest, Parameter: "body", Message: "the body is wrong: " + fmt.Sprintf(format, args...)}
 }
 
-// unguessable is from how many bytes on the log does not warn of a token. A random one of
-// that length can't be guessed.
+// unguessable is the length of a token, in bytes, from which on the log does not warn. A random
+// token of that length can't be guessed.
 const unguessable = 16
 
 // guessLimits says how many wrong tokens an address may send. Beyond that its requests are
@@ -242,7 +242,7 @@ const maxGuessers = 1000
 type doorkeeper struct {
 	origin *http.CrossOriginProtection
 
-	mu    sync.Mutex // makes of a look at wrong, a comparison and a change of wrong one step
+	mu    sync.Mutex // joins a look at wrong, a comparison and a change of wrong to one step
 	wrong *shaper.Group[netip.Prefix]
 }
 
@@ -315,9 +315,9 @@ func bearer(r *http.Request) (token string, given bool) {
 	return token, strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
-// peerOf returns where a request comes from: an address of IPv4, or a network of IPv6, as
-// one machine has as many of its addresses as it likes. It is the zero Prefix for a
-// socket that has no address.
+// peerOf returns the origin of a request: an IPv4 address, or an IPv6 network, as one machine
+// has as many addresses of its network as it likes. It is the zero Prefix for a socket
+// without an address.
 func peerOf(r *http.Request) netip.Prefix {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 // maxActive is how many changes may be in force at once. The next one is refused.
 const maxActive = 1000
 
-// closeWait is how long close waits for functions of the program that block: the limits
+// closeWait bounds how long close waits for functions of the program that block: the limits
 // function of a Group, and the handler of the log.
 const closeWait = 5 * time.Second
 
-// retryEnd is after what time it is tried again to end a change.
+// retryEnd is the time between two attempts to end a change.
 const retryEnd = 5 * time.Second
 
 // A controller makes changes that end by themselves. It tells of each change and of its
@@ -50,16 +50,16 @@ type activeChange struct {
 	ref    bucketRef
 	timer  *time.Timer
 
-	// end ends it, unless others have changed the same meanwhile, and says what has
-	// become of it. With an error it has not ended.
+	// end ends it, unless others have changed the same meanwhile, and returns its outcome.
+	// With an error it has not ended.
 	end func(closing bool) (what, outcome string, err error)
 
 	given, before setting       // of a change of limits: its own, and the one that it replaced
 	basis         shaper.Limits // of a change of limits: the ones that it has replaced, as its record says them
 
 	until  time.Time // of a hold: when the line is to be released
-	own    bool      // of a hold: until is the end of a hold by the controller, and not of one by others
-	shares bool      // of a hold: its key shares a bucket, so that nobody tells until when the line is held
+	own    bool      // of a hold: until is the end of a hold by the controller, not by others
+	shares bool      // of a hold: its key shares a bucket, so the end of the hold is unknown
 }
 
 func newController(logger *slog.Logger, announce func(changeKey, change)) *controller {
@@ -68,8 +68,8 @@ func newController(logger *slog.Logger, announce func(changeKey, change)) *contr
 	return c
 }
 
-// setLimits puts limits in force for a time. An earlier change of the same bucket is replaced: in
-// the end, the limits from before the earlier change are put back.
+// setLimits puts limits in force for a time. It replaces an earlier change of the same bucket: in
+// the end, the limits from before that change are put back.
 func (c *controller) setLimits(want command) (change, error) {
 	l := want.limits
 	key := changeKey{of: want.of}
@@ -349,8 +349,8 @@ func (c *controller) stop(key changeKey) {
 	}
 }
 
-// end ends a change. If that fails, it is tried again and again, unless there is a reason
-// for which the change must end now: why, which is told. The key is taken.
+// end ends a change. If that fails, it tries again and again, unless the change must end now:
+// then why is the reason, which is told. The key is taken.
 func (c *controller) end(key changeKey, a *activeChange, why string) {
 	closing := why != ""
 	what, outcome, err := a.tryToEnd(closing)

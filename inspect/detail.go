@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// inDetail is how many of a line are told with the detail of its bucket.
+// inDetail is how many waiters the detail of a bucket shows.
 const inDetail = 10
 
 // A detail is all that is told of one bucket.
@@ -70,7 +70,7 @@ func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, er
 	return d, nil
 }
 
-// of says to whom the histograms of a source belong: a Group counts them for all keys together.
+// of names the owner of a source's histograms: a Group counts them for all keys together.
 func of(w *watched) string {
 	if w.source.kind() == "shaper" {
 		return "bucket"
@@ -100,7 +100,7 @@ const (
 	unavailable = "unavailable"
 )
 
-// reasonName returns what the reason of a refusal is called in a bucket; "" if the error is no refusal.
+// reasonName returns the name of the reason of a refusal; "" if the error is no refusal.
 func reasonName(reason error) string {
 	switch {
 	case errors.Is(reason, shaper.ErrQueueFull):
@@ -155,7 +155,7 @@ func (i *Inspector) ruleOf(ref bucketRef) (found *rule) {
 	return ref.explain()
 }
 
-// maxLine is how many of a line may be asked for.
+// maxLine is how many waiters of a line may be asked for.
 const maxLine = 1000
 
 // A line is the beginning of the line of a bucket.

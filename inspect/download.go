@@ -18,8 +18,8 @@ import (
 // exportParameters are the parameters of a list that is not cut into pages.
 var exportParameters = slices.DeleteFunc(slices.Clone(listParameters), func(name string) bool { return name == "limit" || name == "cursor" })
 
-// A steadyWriter gives a reader up that takes nothing for the writeLimit of a stream: an export keeps
-// a scan in memory. Where there are no deadlines, such as in memory, nothing is waited for.
+// A steadyWriter drops a reader that takes nothing for the writeLimit of a stream, as an export keeps
+// a scan in memory. A writer without deadlines, such as one in memory, never blocks.
 type steadyWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -30,7 +30,7 @@ func (w steadyWriter) Write(text []byte) (int, error) {
 	return w.ResponseWriter.Write(text)
 }
 
-// exportAs returns what serves a route with all buckets that are wanted, as a file of a kind.
+// exportAs returns the handler of a route for an export, as a file of a kind.
 func exportAs(kind string, write func(io.Writer, *choice, func(placed) bucket) error) func(*Inspector, http.ResponseWriter, *http.Request, query) error {
 	return func(i *Inspector, w http.ResponseWriter, r *http.Request, q query) error {
 		return i.export(w, r, q, kind, write)
@@ -122,7 +122,7 @@ func writeCSV(w io.Writer, chosen *choice, view func(placed) bucket) error {
 	return out.Error()
 }
 
-// cell returns a field of a bucket as the cell of a table; what there is not is empty.
+// cell returns a field of a bucket as the cell of a table; a missing one is empty.
 func cell(value any) string {
 	switch v := value.(type) {
 	case string:

@@ -16,7 +16,7 @@ type report struct {
 	Message string    `json:"message"`
 }
 
-// selected says what a stream shows. Key and ID are nil if it is a whole source.
+// selected is the subject of a stream. Key and ID are nil if it is a whole source.
 type selected struct {
 	Source string  `json:"source"`
 	Key    *string `json:"key"`
@@ -114,8 +114,8 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 	}
 }
 
-// targetOf returns what a query selects: nil if there is no source at all. Without a
-// source it is the first. The bucketRef is nil for a whole group.
+// targetOf returns the target of a query, nil if there are no sources. A query without a
+// source selects the first. The bucketRef is nil for a whole group.
 func (c *core) targetOf(ctx context.Context, q query) (*target, bucketRef, error) {
 	name := q.text("source")
 	if name == "" {
@@ -143,9 +143,9 @@ func (c *core) targetOf(ctx context.Context, q query) (*target, bucketRef, error
 	return of, ref, err
 }
 
-// join adds a stream to those that are told of events. It completes the hello and
-// returns the history after an instant, in milliseconds, in the same step, so that nothing is
-// missing and nothing is told twice.
+// join lets a stream receive events. It completes the hello and returns the history after an
+// instant, in milliseconds, in the same step, so that nothing is missing and nothing is told
+// twice.
 func (c *core) join(s *stream, of *target, ref bucketRef, h *hello, since int64) (history, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 //
 // Make one with [New], give it sources with [Inspector.Add], and serve it from the root
 // of a listener of its own, as keys in its paths may hold anything. [Inspector.Close]
-// ends its streams and its goroutine. What it cannot do is said by [Inspector.Err], in
-// its log and in its answers; serving goes on.
+// ends its streams and its goroutine. A failure shows in [Inspector.Err], in its log and in
+// its responses; serving goes on.
 //
 // An Inspector is safe for concurrent use.
 type Inspector struct {
@@ -70,8 +70,8 @@ func New(opts ...Option) *Inspector {
 
 // With returns an [Inspector] that is the same under other options, for other people: it has the
 // same sources, reports and changes, an action through one is seen by all, and Close of one
-// closes all. It has the options given here, and none of i's. Changes are logged where the
-// logger of the first Inspector says, wrong tokens by its own.
+// closes all. It has the options given here, and none of i's. Changes go to the logger of the
+// first Inspector, wrong tokens to its own.
 func (i *Inspector) With(opts ...Option) *Inspector {
 	other := &Inspector{core: i.core}
 	other.set(opts)
@@ -149,8 +149,7 @@ func (i *Inspector) Remove(name string) {
 }
 
 // Report shows err to operators, on the page and in the event stream: for example that
-// a file of limits could not be read. It replaces the report before; nil takes that
-// away.
+// a file of limits could not be read. It replaces the earlier report; nil removes it.
 func (i *Inspector) Report(err error) {
 	r := report{At: time.Now().UTC()}
 	if err != nil {

@@ -172,7 +172,7 @@ func (c *core) list(ctx context.Context, l listing) (*list, error) {
 	return &chosen.list, nil
 }
 
-// choice is the rows of a listing, in their order, with what a [list] tells beside them. It must be
+// choice is the rows of a listing, in their order, with the other figures of a [list]. It must be
 // released.
 type choice struct {
 	list
@@ -220,8 +220,8 @@ func (c *core) choose(ctx context.Context, l listing) (*choice, error) {
 	return chosen, nil
 }
 
-// rowsPerTurn is after how many rows other goroutines go first. It takes less than a
-// millisecond, and the runtime lets a goroutine run for ten.
+// rowsPerTurn is the number of rows after which sift yields. They take less than a
+// millisecond; the runtime lets a goroutine run for ten.
 const rowsPerTurn = 4096
 
 // sift offers the rows that are wanted. However many pages look on, sift works for a few at a time,
@@ -363,9 +363,9 @@ func (q query) truth(name string, to **bool) error {
 }
 
 // A ranking returns the value of a row by which rows are sorted; rows with the same value
-// are sorted by source and key. The value stays as it is while nothing happens to the
-// bucket, or going by time alone would move buckets from one page to another. That is
-// why waits are instants, and why a level, which leaks, is the one of the first page.
+// are sorted by source and key. Time alone must not change the value, or buckets would move
+// from one page to another. That is why waits are instants, and why a level, which leaks, is
+// taken at the instant of the first page.
 type ranking func(l *listing, r *row) float64
 
 var rankings = map[string]ranking{
@@ -381,8 +381,8 @@ var rankings = map[string]ranking{
 	"last_call":   func(_ *listing, r *row) float64 { return float64(r.lastCall) },
 }
 
-// levelThen returns the level that the first page has shown of a bucket that has only leaked
-// since: on that page itself, the one that is shown.
+// levelThen returns the level of a bucket as the first page showed it, if the bucket has only leaked
+// since.
 func (l *listing) levelThen(r *row) float64 {
 	level := r.levelAt(l.at)
 	if level > 0 && r.limits.rate != nil {
@@ -391,9 +391,9 @@ func (l *listing) levelThen(r *row) float64 {
 	return level
 }
 
-// waitOrder returns a number that is larger the longer the head of the line has waited:
-// from when, in whole milliseconds, as the instant of the row is not exactly the instant
-// of its numbers. Without a line it is the smallest.
+// waitOrder returns a number that is larger the longer the head of the line has waited. It
+// counts whole milliseconds, as the instant of the row is not exactly the instant of its
+// numbers. Without a line it is the smallest.
 func (r *row) waitOrder() float64 {
 	if r.waiting == 0 {
 		return -math.MaxFloat64
@@ -407,8 +407,8 @@ type position struct {
 	source, key string
 }
 
-// compare returns which of two positions comes first. Those of the same value are sorted
-// by source and key, upwards; in the order by key alone, that may be downwards.
+// compare compares two positions. Equal values are sorted by source and key, upwards; only the
+// order by key alone may be downwards.
 func (l *listing) compare(p, q position) int {
 	byKey := cmp.Or(strings.Compare(p.source, q.source), strings.Compare(p.key, q.key))
 	if l.sort == "-key" {
@@ -421,7 +421,7 @@ func (l *listing) compare(p, q position) int {
 	return cmp.Or(by, byKey)
 }
 
-// A selection keeps the first rows of an order, of all that it is offered.
+// A selection keeps the first rows of an order among all rows that it is offered.
 type selection struct {
 	l       *listing
 	kept    []placed // a heap with the last of them at its head

@@ -19,8 +19,8 @@ const (
 	quotaKeptFor = 900 * time.Millisecond // shorter than the time between two details of a stream
 )
 
-// A Quota is what the requests of a [shaper.Shaper] have taken of a quota that teams share, for example of
-// a provider's requests and tokens a minute. A function that is given to [OfQuota] returns it.
+// A Quota is the state of a quota that teams share through a [shaper.Shaper], for example of
+// a provider's requests and tokens a minute. The function given to [OfQuota] returns it.
 type Quota struct {
 	Provider string      // whose quota it is, such as "openai"
 	Parts    []QuotaPart // such as requests and tokens; at most eight are shown
@@ -29,14 +29,14 @@ type Quota struct {
 	// Reserved of Level by requests that have not ended.
 	Level, Reserved, Capacity float64
 
-	Teams  []QuotaTeam // the ones that are to be seen first
+	Teams  []QuotaTeam // the ones to be shown first
 	Others QuotaTeam   // the sum of all others; its Team is ""
 
 	LongestWait time.Duration // of the last hour
 	Refused     uint64        // requests that were refused
 	Refusals    uint64        // by the provider; there should be none
 	Forfeited   uint64        // units of the Shaper that were given back too late
-	Hint        string        // what to do if Forfeited grows; "" if there is nothing to be said
+	Hint        string        // advice for when Forfeited grows; "" if there is none
 }
 
 // A QuotaPart is a part of a quota: so much may be taken in a minute, and so much was.
@@ -45,7 +45,7 @@ type QuotaPart struct {
 	Used, Limit uint64 // in the last minute, and in each
 }
 
-// A QuotaTeam is what a team has taken of a quota.
+// A QuotaTeam is a team's usage of a quota.
 type QuotaTeam struct {
 	Team                         string
 	Weight, Waiting              int
@@ -120,7 +120,7 @@ type quotaTeam struct {
 	Refused        uint64  `json:"refused"`
 }
 
-// look returns the state as it was at most a second ago, and when that was.
+// look returns a state that is at most a second old, and its instant.
 func (q *quotaOf) look() (Quota, time.Time) {
 	now := time.Now()
 	q.mu.Lock()
@@ -169,7 +169,7 @@ func newQuotaView(from Quota, at time.Time, teams int) *quotaView {
 	return v
 }
 
-// add adds what another team has taken.
+// add adds the usage of another team.
 func (t *QuotaTeam) add(o QuotaTeam) {
 	t.Waiting += o.Waiting
 	t.MinuteRequests += o.MinuteRequests

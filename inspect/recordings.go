@@ -17,8 +17,8 @@ const (
 	keepRecording = 5 * time.Minute // after it was last asked for
 )
 
-// recordings are the recordings of the buckets that somebody has asked about of late. Nothing is
-// recorded of any other.
+// recordings are the recordings of the buckets that somebody has asked about of late. No other
+// bucket is recorded.
 type recordings struct {
 	mu      sync.Mutex
 	buckets map[target]*recorded
@@ -34,8 +34,8 @@ type recorded struct {
 	since     time.Time
 	start     replay.Start
 	longer    bool      // more requests were in line than start has
-	fair      bool      // its keys take turns, which a replay knows nothing of
-	settles   bool      // costs were settled, which a replay knows nothing of either; guarded by recordings.replaying
+	fair      bool      // its keys take turns, which a replay ignores
+	settles   bool      // costs were settled, which a replay ignores too; guarded by recordings.replaying
 	asked     time.Time // when it was last asked for
 	timer     *time.Timer
 }
@@ -115,9 +115,9 @@ func (r *recordings) endLocked(of target, rec *recorded) {
 	}
 }
 
-// endOldestLocked ends the recording that was not asked for longest. Were a new one
-// refused instead, anybody who may read could take what-if away from all others by asking
-// about keys of no interest.
+// endOldestLocked ends the recording that was not asked for longest. If a new one were
+// refused instead, any reader could keep all others from replays by asking about keys of no
+// interest.
 func (r *recordings) endOldestLocked() {
 	var oldest target
 	var rec *recorded
@@ -129,7 +129,7 @@ func (r *recordings) endOldestLocked() {
 	r.endLocked(oldest, rec)
 }
 
-// replay tells what the arrivals of a recording would have met under limits.
+// replay returns the fates of the arrivals of a recording under other limits.
 func (r *recordings) replay(ctx context.Context, rec *recorded, l shaper.Limits, st shaper.Stats) (whatIf, error) {
 	select {
 	case r.replaying <- struct{}{}:

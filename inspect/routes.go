@@ -168,8 +168,8 @@ func unknownSource(name string) *failure {
 	return unknown("source", name, "which is not the name of a source")
 }
 
-// policy allows a browser, in an answer, to run and show files from here, and nothing else. There
-// is no inline script and no inline style.
+// policy is the Content-Security-Policy: a browser may run and show files from here, and nothing
+// else. There is no inline script and no inline style.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
 	"img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
@@ -240,7 +240,7 @@ func bare(host string) string {
 }
 
 // isForeign reports whether a browser says that a page of another origin has sent a
-// request. A client that is no browser does not say where a request comes from.
+// request. Other clients name no origin.
 func isForeign(r *http.Request) bool {
 	from := r.Header.Get("Sec-Fetch-Site")
 	return from != "" && from != "same-origin" && from != "none"

@@ -70,7 +70,7 @@ func (t limitsTable) of(l shaper.Limits) *limitsView {
 }
 
 // A row is a bucket as a scan has found it: the fields to be filtered, sorted and shown. There may be
-// a million of them, so what most buckets do not have stands elsewhere, and instants are in
+// a million of them, so fields that are zero for most buckets stand in rare, and instants are in
 // nanoseconds since 1970, 0 for none.
 type row struct {
 	key    string // the text of the key; any bytes
@@ -150,8 +150,8 @@ func sharedBucket(st shaper.BucketStats) *shaper.BucketStats {
 }
 
 // levelAt returns the level at an instant, which is not after the instant of the row. If the
-// bucket was called in between, the level then is not known, and the level of the row is the
-// best there is. The same goes while requests wait: each that leaves raises the level again.
+// bucket was called in between, that level is unknown, and the level of the row stands for it,
+// as it does while requests wait: each that leaves raises the level again.
 func (r *row) levelAt(at time.Time) float64 {
 	level := number(r.level)
 	if then := at.UnixNano(); level > 0 && r.waiting == 0 && r.limits.rate != nil && r.at > then && r.lastCall <= then {
@@ -161,8 +161,7 @@ func (r *row) levelAt(at time.Time) float64 {
 	return level
 }
 
-// fillOf returns how much of the bucket and its line a level and those that wait take, from 0
-// to 1.
+// fillOf returns the share of the bucket and its line that is taken, from 0 to 1.
 func (r *row) fillOf(level float64) float64 {
 	return min((level+float64(r.waiting))/r.limits.capacity, 1)
 }
@@ -321,12 +320,12 @@ func idOf(key string) string {
 // keyOf returns the key that an id stands for.
 func keyOf(id string) (string, error) { return url.PathUnescape(strings.TrimPrefix(id, "=")) }
 
-// windowSeconds is over how many seconds the histograms of a stream are taken.
+// windowSeconds is the span of the histograms of a stream, in seconds.
 const windowSeconds = 60
 
 // waits says how long the requests that left have waited.
 type waits struct {
-	Of      string   `json:"of"` // "bucket", or "source" if only those of all keys are known
+	Of      string   `json:"of"` // "bucket", or "source" if only the waits of all keys are known
 	Count   uint64   `json:"count"`
 	P50S    *float64 `json:"p50_s"`
 	P95S    *float64 `json:"p95_s"`

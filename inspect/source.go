@@ -30,12 +30,12 @@ type source interface {
 	// scan appends all buckets to rows. It may call methods of keys, to make text of them.
 	scan(rows []row) []row
 
-	// forget forgets what scans remember of buckets. It is not called while one runs.
+	// forget drops the memory that scans have of buckets. It is not called while one runs.
 	forget()
 
 	// find returns the bucket of a key, which need not be in use. It reports false if no
-	// key has that text. Of keys that are not strings only those are known that the latest
-	// scan has met.
+	// key has that text. Keys that are not strings are known only if the latest scan has met
+	// them.
 	find(key string) (bucketRef, bool)
 
 	// knowsAll reports whether find knows all keys that there are.
@@ -233,15 +233,15 @@ type sums struct {
 	inFlight int
 }
 
-// keysPerTurn is after how many keys a scan lets other goroutines go first. Each takes the
-// lock of its shard for itself, and a goroutine that takes a lock over and over again keeps
-// others from it for a millisecond at a time.
+// keysPerTurn is the number of keys after which a scan yields. Each takes the lock of its
+// shard, and a goroutine that takes a lock over and over again keeps others from it for a
+// millisecond at a time.
 const keysPerTurn = 64
 
 // maxShared bounds the memory of texts that are shared.
 const maxShared = 10_000
 
-// maxSumsAge is the age at which sums no longer say how things are.
+// maxSumsAge is the age at which sums are too old to be shown.
 const maxSumsAge = 2 * time.Second
 
 func (s *openGroup[K]) kind() string { return "group" }

@@ -26,7 +26,7 @@ type stream struct {
 
 	removed <-chan struct{} // closed when the source of target is removed; nil without a target
 
-	wake chan struct{} // has room for one, which says that something is pending; the receiver looks what it is
+	wake chan struct{} // has room for one, a sign that something is pending; the receiver looks for it
 
 	mu      sync.Mutex
 	frame   []byte
@@ -197,8 +197,8 @@ func (c *core) sampleAll(n int) {
 		p, long := s.track.add(s.read, s.ok, now)
 		if k < len(sources) { // These come first.
 			whole[s.of] = &totals{p.rates, p.Waiting}
-			// Once a second, or a source that has a line for a moment ten times a second would be
-			// told of as often.
+			// Once a second: otherwise a source with ten short lines a second would be told of ten
+			// times.
 			if health := s.track.health(now); n%perSecond == 0 && s.of.health.Swap(health) != any(health) {
 				changed = true
 			}

@@ -76,7 +76,7 @@ type track struct {
 	recent ring
 	long   ring
 	begun  counts // when the long step that goes on has begun
-	open   sample // what there is of it
+	open   sample // the part of it so far
 
 	refusedAt, waitedAt time.Time // when something was last refused, and somebody waited
 
@@ -94,7 +94,7 @@ func newTrack(read func() (reading, bool)) *track {
 	return &track{read: read, recent: ring{size: keptSteps}, long: ring{size: keptLong}, open: sample{inFlight: -1}}
 }
 
-// A sample is a point in little memory. What is not known is NaN, or below 0.
+// A sample is a point in little memory. NaN, or a number below 0, stands for unknown.
 type sample struct {
 	atMS            int64
 	rates, brief    [4]float32
@@ -109,7 +109,7 @@ type sample struct {
 type ring struct {
 	size int
 	kept []sample // up to size
-	next int      // which is replaced by the next one, once there are so many
+	next int      // index that the next one replaces, once the ring is full
 }
 
 func (r *ring) add(s sample) {
@@ -243,7 +243,7 @@ func (t *track) lengthen(s sample, latest counts) *point {
 	return &p
 }
 
-// health says in one word how a source does.
+// health returns the state of a source in one word.
 func (t *track) health(now time.Time) string {
 	switch shared := t.last.shared; {
 	case shared != nil && shared.State != shaper.BucketShared:
@@ -290,8 +290,8 @@ func (r reading) emptied() reading {
 	return r
 }
 
-// grown returns by how much a total has grown. That of a bucket which was deleted and
-// made again has begun at 0.
+// grown returns the growth of a total. The total of a bucket that was deleted and made again
+// has begun at 0.
 func grown(from, to uint64) float64 {
 	if to < from {
 		return float64(to)

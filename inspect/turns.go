@@ -13,18 +13,18 @@ import (
 )
 
 const (
-	turnSeconds = 60   // for how long back it is told whose requests have left
-	turnKeys    = 64   // keys of which more than their number is told: in line, and of those that left in each second
+	turnSeconds = 60   // for how long back departures are told by key
+	turnKeys    = 64   // keys that are told by name: in line, and among the departures of each second
 	turnsShown  = 24   // keys that a stream tells of
 	turnsAhead  = 256  // requests in line that are looked at, to tell when keys leave
-	turnsKept   = 4096 // requests that may leave within a second, and it is still known whose they were
+	turnsKept   = 4096 // departures within a second whose keys are known
 
 	// maxTurnKey is how many bytes of a key are told. Keys may be made up by clients, and a
 	// stream tells of them every second.
 	maxTurnKey = 256
 )
 
-// turns watch the keys of a [shaper.Shaper] that share its rate. What they cost does not grow with the
+// turns watch the keys of a [shaper.Shaper] that share its rate. Their cost does not grow with the
 // number of keys or of requests in line. While nobody looks they cost nothing.
 type turns struct {
 	s *shaper.Shaper
@@ -43,7 +43,7 @@ type turnSecond struct {
 	others taken
 }
 
-// taken is what has left: so many requests, and their cost.
+// taken counts departures: so many requests, and their cost.
 type taken struct{ requests, cost int }
 
 func (t *taken) add(o taken) {
@@ -89,7 +89,7 @@ func (t *turns) sample(now time.Time) {
 	t.seconds = append(t.seconds, second)
 }
 
-// secondOf returns what has left within a second. Of missed more it is not known whose they were.
+// secondOf returns the departures within a second. The keys of missed further ones are unknown.
 func secondOf(left []shaper.Departure, missed int) turnSecond {
 	second := turnSecond{left: map[string]taken{}, others: taken{requests: missed}}
 	for _, d := range left {
@@ -138,8 +138,8 @@ type turnsView struct {
 	StepS   float64      `json:"step_s"` // of departed
 }
 
-// A turnView is a key in the form of the API. What is nil is not known: the weight of a key counts
-// while it has a line, and when its next request leaves is not looked for behind turnsAhead others.
+// A turnView is a key in the form of the API. nil stands for unknown: the weight of a key counts
+// while it has a line, and its next departure is not looked for behind turnsAhead others.
 type turnView struct {
 	Key          string     `json:"key"`
 	ID           string     `json:"id"`
@@ -166,8 +166,8 @@ type othersOfTurn struct {
 	DepartedCost int   `json:"departed_cost"`
 }
 
-// view tells of at most so many keys: first the ones with most requests in line, and if there are
-// more, in the last third the ones of which most have left within the last minute.
+// view tells of at most so many keys: first the keys with most requests in line, and if there are
+// more, in the last third the keys with most departures within the last minute.
 func (t *turns) view(most int) *turnsView {
 	now := time.Now()
 	t.look(now)

@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// whatIfWindow is for how long back arrivals count.
+// whatIfWindow is the age up to which arrivals count.
 const whatIfWindow = time.Minute
 
 // whatIf tells how the latest arrivals of a bucket have fared, and how they would have fared under
@@ -45,7 +45,7 @@ type outcome struct {
 	Abandoned   int `json:"abandoned"`
 	Waiting     int `json:"waiting"`
 
-	// Of those that departed; nil if none did.
+	// Of the departed; nil if there are none.
 	WaitP50 *float64 `json:"wait_p50_s"`
 	WaitP95 *float64 `json:"wait_p95_s"`
 	WaitMax *float64 `json:"wait_max_s"`
@@ -136,7 +136,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 	answer.note(failed > 0, "left out are calls whose limits could not be had: %d", failed)
 	answer.note(l.InFlight > 0 || st.Limits.InFlight > 0,
 		"the replay has no cap on requests in flight, because nobody knows when a request would have ended that left at another instant")
-	answer.note(rec.settles, "costs are settled when requests end; the replay takes what they reserve for what they cost, so it is wrong by what is given back and charged")
+	answer.note(rec.settles, "costs are settled when requests end; the replay keeps their estimates, so it ignores all amounts that are given back or charged")
 	answer.note(st.HeldUntil.After(now), "the line is held; the replay holds no line")
 	answer.note(blocked, "newcomers are blocked for a time after a refusal; the replay blocks nobody")
 	answer.note(st.Bucket.State != "", "the bucket is shared; the replay knows only the requests of this process, and gives them the whole rate")
@@ -145,7 +145,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 		then.WaitP50, then.WaitP95, then.WaitMax = nil, nil, nil
 	}
 	answer.note(rec.fair, "the keys of this shaper take turns, and the replay has one line: it can't know how long requests would have waited, and its counts are right for requests of one cost without deadlines")
-	answer.note(st.DryRun, "the bucket is in dry run: now is what its limits would have done")
+	answer.note(st.DryRun, "the bucket is in dry run: now counts as if its limits were enforced")
 	return answer
 }
 
@@ -180,8 +180,8 @@ func metBy(a shaper.Arrival) met {
 	return met{fate, a.Waited}
 }
 
-// isCut reports whether the arrival was refused although no limits could have helped: the bucket was
-// closed, or the shared bucket could not be asked.
+// isCut reports whether the arrival was refused whatever the limits: the bucket was closed, or the
+// shared bucket could not be asked.
 func (m met) isCut() bool { return m.fate == closed || m.fate == unavailable }
 
 // insteadOf returns the fate under other limits of an arrival that has met m, from its fate in the
@@ -238,8 +238,8 @@ func (t *tally) outcome() outcome {
 	}
 }
 
-// quantile returns the shortest wait that a share q of those that departed did not
-// exceed, in seconds.
+// quantile returns the shortest wait that a share q of the departed did not exceed, in
+// seconds.
 func (t *tally) quantile(q float64) *float64 {
 	if len(t.waited) == 0 {
 		return nil

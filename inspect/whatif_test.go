@@ -160,7 +160,7 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 			require.NoError(t, s.Wait(t.Context()))
 		}
 		got := c.whatIf(t, "", "1/s depth 1")
-		require.Equal(t, []string{"the bucket is in dry run: now is what its limits would have done"}, got.Notes)
+		require.Equal(t, []string{"the bucket is in dry run: now counts as if its limits were enforced"}, got.Notes)
 		require.Equal(t, 2, got.Now.QueueFull)
 		require.Equal(t, 1, got.Then.QueueFull)
 	})
@@ -396,7 +396,7 @@ func TestWhatIfSaysThatItDoesNotSettle(t *testing.T) {
 		}
 		got := c.whatIf(t, "a", limits)
 		require.Len(t, got.Notes, 1)
-		require.Contains(t, got.Notes[0], "takes what they reserve for what they cost")
+		require.Contains(t, got.Notes[0], "the replay keeps their estimates")
 		require.Equal(t, 20, got.Now.Departed)
 		require.Less(t, got.Then.Departed, 20)
 
