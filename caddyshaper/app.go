@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/llm/gateway"
+	"example.com/leakybucket/shaper"
 )
 
 func init() { caddy.RegisterModule((*app)(nil)) }
@@ -32,7 +34,7 @@ const appName = "shape"
 type app struct {
 	ctx     caddy.Context
 	entries map[string]*entry // by name
-	servers map[*caddyhttp.Server]bool
+	servers map[*caddyhttp.Server]map[*entry]bool
 
 	grace time.Duration // of the http app; 0: without end
 	delay time.Duration // before it
@@ -47,7 +49,7 @@ func (*app) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements [caddy.Provisioner].
 func (a *app) Provision(ctx caddy.Context) error {
-	a.ctx, a.entries, a.servers = ctx, map[string]*entry{}, map[*caddyhttp.Server]bool{}
+	a.ctx, a.entries, a.servers = ctx, map[string]*entry{}, map[*caddyhttp.Server]map[*entry]bool{}
 	if err := registerMetrics(ctx); err != nil {
 		return err
 	}
@@ -89,6 +91,38 @@ func (a *app) started() {
 		e.lines.take(e)
 	}
 	linesChanged()
+	a.warnOfSlowClients()
+}
+
+// warnOfSlowClients warns of each shape with a cap on requests in flight in whose server a client may send its request, or read
+// its answer, as slowly as it likes: a few of them take all places.
+func (a *app) warnOfSlowClients() {
+	for server, entries := range a.servers {
+		options := missingTimeouts(server)
+		if options == "" {
+			continue
+		}
+		for e := range entries {
+			if most := e.inFlight(); most > 0 {
+				e.log.Warn("slow clients can hold all places of inflight; the server needs time-outs for bodies",
+					"inflight", most, "server", server.Name(), "such_as", "servers { timeouts { "+options+" } }")
+			}
+		}
+	}
+}
+
+// missingTimeouts returns the options that keep clients from sending bodies, or reading answers, for ever; "" if the server has others
+// that do. Caddy's own default ends a transfer that stands still for a minute, but not one that trickles.
+func missingTimeouts(s *caddyhttp.Server) string {
+	var options []string
+	if s.ReadTimeout <= 0 && (s.ReadIdleTimeout <= 0 || s.ReadMinRate <= 0) {
+		options = append(options, "read_body_idle 20s 10000")
+	}
+	// A write is of 64 KiB at most, so a time for each is a rate.
+	if idle := time.Duration(s.WriteIdleTimeout); s.WriteTimeout <= 0 && (idle <= 0 || idle >= time.Minute && s.WriteMinRate <= 0) {
+		options = append(options, "write_idle 20s")
+	}
+	return strings.Join(options, "; ")
 }
 
 // stopping is called before the servers end. At a reload the lines go on; when the process
@@ -139,11 +173,20 @@ func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*e
 	where := ""
 	if server != nil {
 		where = server.Name()
-		if !a.servers[server] {
-			a.servers[server] = true
+		if a.servers[server] == nil {
+			a.servers[server] = map[*entry]bool{}
 			server.RegisterConnContext(connContext)
 		}
 	}
+	e, err := a.entryOf(set, where, log)
+	if err == nil && server != nil {
+		a.servers[server][e] = true
+	}
+	return e, err
+}
+
+// entryOf returns the entry for a handler with such settings in a server.
+func (a *app) entryOf(set settings, where string, log *slog.Logger) (*entry, error) {
 	if e := a.entries[set.name]; e != nil {
 		return e, e.mayShare(&set, where)
 	}
@@ -180,6 +223,25 @@ func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*e
 		go e.watchFailures()
 	}
 	return e, nil
+}
+
+// inFlight returns the least cap on requests in flight that a request may meet; 0: there is none.
+func (e *entry) inFlight() (least int) {
+	all := []shaper.Limits{e.settings.limits}
+	if e.settings.site != nil {
+		all = append(all, *e.settings.site)
+	}
+	if e.file != nil {
+		for rule := range e.file.Rules().All() {
+			all = append(all, rule.Limits)
+		}
+	}
+	for _, l := range all {
+		if l.InFlight > 0 && (least == 0 || l.InFlight < least) {
+			least = l.InFlight
+		}
+	}
+	return least
 }
 
 // mayShare returns nil if another handler with such settings may have the lines of e.

@@ -73,6 +73,9 @@ func (c *call) end() {
 		c.times.resume()
 		c.tell("gone")
 	}
+	if c.request.Header.Get("Upgrade") == "" { // A connection of another protocol is no longer the server's.
+		c.times.finish()
+	}
 }
 
 // totalWait returns the time in the lines of this handler and of those in front of it.

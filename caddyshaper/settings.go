@@ -289,6 +289,19 @@ func (t *timeouts) resume() {
 	t.later(waited)
 }
 
+// finish gives the server the time of one write for what is left of an answer: over HTTP/1 the deadline of the latest write would
+// go on for it, and cut the end off an answer that has paused there.
+func (t *timeouts) finish() {
+	if t.writer == nil || t.writer.ClearBetweenWrites || t.writer.Deadline.MinRate > 0 {
+		return
+	}
+	by := time.Now().Add(t.writer.Deadline.Timeout)
+	if hard := t.writer.Deadline.HardDeadline; !hard.IsZero() && hard.Before(by) {
+		by = hard
+	}
+	_ = t.writer.Ctrl.SetWriteDeadline(by) // If that can't be set, there is none.
+}
+
 // later moves the deadlines by the time of a wait.
 func (t *timeouts) later(waited time.Duration) {
 	if t.reader != nil {

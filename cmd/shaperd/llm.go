@@ -309,6 +309,14 @@ const withoutKeys = `	log {
 	}
 `
 
+// bodyTimeouts keep clients that send a body, or read an answer, hardly at all from holding places for ever. A body has 20 s,
+// and more as it comes; each write of an answer has 20 s, so that a model may pause for as long as it thinks.
+const bodyTimeouts = `		timeouts {
+			read_body_idle 20s 10000
+			write_idle 20s
+		}
+`
+
 // caddyfile returns the Caddyfile that does what the flags say.
 func (o *llmOptions) caddyfile() string {
 	var b strings.Builder
@@ -325,6 +333,7 @@ func (o *llmOptions) caddyfile() string {
 	line(1, "grace_period %s # for calls that wait or run, when the server is told to end", short(o.grace))
 	b.WriteString(withoutKeys)
 	line(1, "servers {")
+	b.WriteString(bodyTimeouts)
 	line(2, "keepalive_interval %s", short(o.keepAlive))
 	line(1, "}")
 	line(0, "}\n")

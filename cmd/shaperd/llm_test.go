@@ -81,6 +81,10 @@ const printedCaddyfile = `{
 		}
 	}
 	servers {
+		timeouts {
+			read_body_idle 20s 10000
+			write_idle 20s
+		}
 		keepalive_interval 15s
 	}
 }
