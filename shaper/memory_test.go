@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"unsafe"
@@ -117,4 +118,53 @@ func TestAWaiterInThePoolDoesNotKeepTwoThingsToWaitOn(t *testing.T) {
 			require.Nil(t, used.parker)
 		}
 	})
+}
+
+// Requests in the shadow of a dry run that Close refuses leave nothing behind, settled or not. A settle after
+// Close changes nothing, as the shadow has refused the request.
+func TestADryRunForgetsWhatCloseHasRefused(t *testing.T) {
+	limits := Limits{Rate: 10, Burst: 10, Depth: 9}
+	for _, kind := range []string{"Shaper", "Group"} {
+		for _, actual := range []int{4, 10, 15, -1} {
+			for _, before := range []bool{true, false} {
+				t.Run(fmt.Sprint(kind, actual, before), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						s, err := New(limits, WithDryRun())
+						require.NoError(t, err)
+						g, err := NewGroup(func(string) (Limits, error) { return limits, nil }, WithDryRun())
+						require.NoError(t, err)
+						var in []*reservation
+						for range 4 { // The first one leaves.
+							v, err := s.reserve(context.Background(), nil, 10, newcomer)
+							if kind == "Group" {
+								v, err = g.reserve(context.Background(), "a", 10, newcomer)
+							}
+							require.NoError(t, err)
+							in = append(in, v)
+						}
+						require.Len(t, in[0].of.shadows, 3)
+						settle := func() {
+							for _, v := range in[1:] {
+								v.settle(actual)
+							}
+						}
+						if before {
+							settle()
+						}
+						require.NoError(t, s.Close())
+						require.NoError(t, g.Close())
+						givenBack := func() uint64 { return s.Stats().GivenBack + g.Stats().GivenBack }
+						was := givenBack()
+						if !before {
+							settle()
+							require.Zero(t, givenBack()+s.Stats().Charged+g.Stats().Charged+s.Stats().Forfeited+g.Stats().Forfeited)
+						}
+						require.Nil(t, in[0].of.shadows)
+						in[0].settle(4)
+						require.Equal(t, was+6, givenBack(), "it had left")
+					})
+				})
+			}
+		}
+	}
 }

@@ -11,7 +11,8 @@ import (
 type reservations struct {
 	settle.Book
 
-	// shadows are the reservations in the line of a dry run, whose calls have returned.
+	// shadows are the reservations in the line of a dry run, whose calls have returned. It is nil if there are
+	// none, as a map does not shrink.
 	shadows map[*waiter]*reservation
 
 	settlements
@@ -47,7 +48,7 @@ func (rs *reservations) rescaled(b *bucket, from exact.Interval) { rs.Rescale(fr
 func (rs *reservations) leaves(d *dispatcher, ln *line, w *waiter, now int64) {
 	v, isShadow := rs.shadows[w]
 	if isShadow {
-		delete(rs.shadows, w)
+		rs.forgetShadow(w)
 		if v.stands {
 			return
 		}
@@ -68,8 +69,15 @@ func (rs *reservations) givesUp(b *bucket, w *waiter) {
 		rs.Drop(b.interval, rs.NumberOf(w.departureNo))
 	}
 	if v := rs.shadows[w]; v != nil {
-		delete(rs.shadows, w)
-		v.number = settle.None
+		rs.forgetShadow(w)
+		v.refused = true
+	}
+}
+
+func (rs *reservations) forgetShadow(w *waiter) {
+	delete(rs.shadows, w)
+	if len(rs.shadows) == 0 {
+		rs.shadows = nil
 	}
 }
 
@@ -98,9 +106,10 @@ type reservation struct {
 	isOwn bool          // the level is the flow's own; else the estimate stands whatever it costs
 
 	// The lock guards these, as the shadow of a request leaves after its call has returned.
-	number uint64 // in the book of the flow; 0: its shadow is still in line
-	early  int64  // by how much it was too great, if it has been settled before its shadow left
-	stands bool   // it has been settled before that, and its estimate stands
+	number  uint64 // in the book of the flow; 0: its shadow is still in line
+	early   int64  // by how much it was too great, if it has been settled before its shadow left
+	stands  bool   // it has been settled before that, and its estimate stands
+	refused bool   // Close has refused its shadow, so there is nothing to settle
 }
 
 // A holder is a key whose bucket a request has left.
@@ -155,10 +164,9 @@ func (v *reservation) settle(actual int) {
 			v.settleUnchanged()
 		}
 	case !v.isOwn || over < 0 && v.holder != nil:
-		if v.isOwn {
-			v.settleUnchanged()
+		if !v.isOwn || v.settleUnchanged() {
+			v.charge(-over)
 		}
-		v.charge(-over)
 	default:
 		v.settleWith(over)
 	}
@@ -183,9 +191,12 @@ func (v *reservation) charge(n int64) {
 func (v *reservation) settleWith(over int64) {
 	now := v.d.lockFlow(v.f)
 	defer v.d.unlockAndArm()
-	if v.number == 0 {
+	switch {
+	case v.refused:
+		return
+	case v.number == 0:
 		v.early = over
-	} else {
+	default:
 		v.settleLocked(v.d, v.f, now, over)
 	}
 	v.d.retimeLocked(v.f, now)
@@ -194,12 +205,13 @@ func (v *reservation) settleWith(over int64) {
 	}
 }
 
-// settleUnchanged settles a reservation whose estimate stands.
-func (v *reservation) settleUnchanged() {
+// settleUnchanged settles a reservation whose estimate stands, and reports whether there is something to settle.
+func (v *reservation) settleUnchanged() bool {
 	v.d.mu.Lock()
 	defer v.d.mu.Unlock()
 	v.stands = true
 	v.of.Drop(v.f.bucket.interval, v.number)
+	return !v.refused
 }
 
 // countReserved adds to the gauges of units that are reserved. It needs no lock, so that Reserve

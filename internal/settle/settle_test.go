@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -186,6 +187,56 @@ func TestReservationsThatNobodySettlesAreBounded(t *testing.T) {
 	require.False(t, ok)
 	require.Equal(t, uint64(settle.None), b.NumberOf(1))
 	require.Equal(t, first+1, b.NumberOf(2))
+}
+
+// However many reservations have been open at once, and however they end, they take no memory afterwards.
+func TestReservationsThatHaveEndedTakeNoMemory(t *testing.T) {
+	const books, many = 200, 1000
+	i := exact.IntervalOf(1)
+	high := settle.LevelOf(i, 1<<40)
+	for name, end := range map[string]func(b *settle.Book, numbers []uint64){
+		"estimates stand": func(b *settle.Book, numbers []uint64) {
+			for _, number := range numbers {
+				b.Drop(i, number)
+			}
+		},
+		"they cost less, the latest first": func(b *settle.Book, numbers []uint64) {
+			for _, number := range slices.Backward(numbers) {
+				_, _, ok := b.GiveBack(i, high, number, 1)
+				require.True(t, ok)
+			}
+		},
+		"the level comes down to 0 by one of them": func(b *settle.Book, numbers []uint64) {
+			rest, _, ok := b.GiveBack(i, settle.LevelOf(i, 5), numbers[0], 10)
+			require.True(t, ok && rest.IsZero())
+		},
+		"the level was 0":        func(b *settle.Book, _ []uint64) { b.Forget() },
+		"the level rises from 0": func(b *settle.Book, _ []uint64) { b.Rises(i, settle.Level{}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var all [books]settle.Book
+			before := heapInUse()
+			for k := range all {
+				var numbers []uint64
+				for n := range uint32(many) {
+					numbers = append(numbers, all[k].Add(i, n+1, settle.LevelOf(i, int64(n)+10)))
+				}
+				require.Equal(t, many, all[k].Len())
+				end(&all[k], numbers)
+				require.Zero(t, all[k].Len())
+			}
+			require.Less(t, heapInUse()-before, int64(books*2<<10), "bytes: open ones took 16 times as much")
+			runtime.KeepAlive(&all)
+		})
+	}
+}
+
+// heapInUse returns the bytes of heap that are reachable.
+func heapInUse() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // A departure that is undone may have the number of the next one, which is another reservation.
