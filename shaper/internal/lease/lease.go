@@ -267,11 +267,11 @@ func (l *Lease) Unuse(departureNo uint32, n int64) {
 		l.Drop(n)
 		return
 	}
-	if l.now.old == nil && l.now.tail == l.now.remaining {
-		l.now.tail += n
-	}
-	if l.now.by > 0 {
+	switch {
+	case l.now.by > 0: // Some of them may have been leased before a gap.
 		l.now.moved += n
+	case l.now.old == nil && l.now.tail == l.now.remaining:
+		l.now.tail += n
 	}
 	interval := l.now.spacing(l).interval
 	l.now.empty = interval.Minus(l.now.empty, interval.Times(n))

@@ -1,6 +1,7 @@
 package lease_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -11,149 +12,339 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// perSecond is the rate of one cost unit a second, with a burst of 5.
-var perSecond = shared.BucketRate{Version: 1, Micros: 1_000_000, Parts: 1000, Burst: 5}
+const ms = int64(time.Millisecond)
 
-// began is when the tests begin, on both clocks, in seconds.
-const began = 1_800_000_000
+// perMilli is one cost unit a millisecond. Its lateness is 20 ms.
+var perMilli = shared.BucketRate{Micros: 1000, Parts: 1000, Burst: 1}
 
-// A level is that of a Bucket.
-type level struct{ shared.BucketLevel }
-
-// A process has a Lease of a level.
+// A process has a lease of a level, and does with it what the engine does. It keeps an account of
+// its own.
 type process struct {
-	lease.Lease
-	of         *level
+	*lease.Lease
+	level      *shared.BucketLevel
+	now        int64 // on the engine's clock, in ns
+	ahead      int64 // of the Bucket's clock, in µs
 	departures uint32
-	used       []int64 // by each departure
+	total      lease.Counts
+	used       uint64
 }
 
-func newProcess(of *level, total *lease.Counts) *process {
-	p := &process{of: of}
-	p.Lease = lease.New("key", 0, &p.departures, total)
-	p.SetRate(perSecond)
+func newProcess(level *shared.BucketLevel, rate shared.BucketRate) *process {
+	p := &process{level: level, now: int64(time.Hour), ahead: 1e15}
+	l := lease.New("key", 0, &p.departures, &p.total)
+	l.SetRate(rate)
+	p.Lease = &l
 	return p
 }
 
-// leases leases n units, and reports whether the level has let it.
-func (p *process) leases(n, now int64) bool {
+// take leases n units, if the level has room for them within MaxAhead.
+func (p *process) take(n int64) (ok bool) {
 	t := p.Question(n)
 	t.First, t.Ahead = 1, shared.MaxAhead
 	var taken shared.Taken
-	p.of.BucketLevel, taken = t.Apply(p.of.BucketLevel, now/1000)
-	p.NoteAnswer(t, taken, now, now)
+	*p.level, taken = t.Apply(*p.level, p.now/1000+p.ahead)
+	p.NoteAnswer(t, taken, p.now, p.now)
 	if taken.OK {
 		p.Add(t, taken)
 	}
 	return taken.OK
 }
 
-// leaves lets a request of cost n leave, if units are leased for it.
-func (p *process) leaves(n, now int64) {
-	if p.Covers(n, now) {
-		p.Use(n)
-		p.departures++
-		p.used = append(p.used, n)
-		p.NoteUse()
+// leave lets a request of cost n leave now, if its units are leased and due, and returns its number.
+func (p *process) leave(n int64) (departure uint32) {
+	if !p.Covers(n, p.now) || p.SlotFor(n) > p.now {
+		return 0
 	}
+	p.Use(n)
+	p.departures++
+	p.NoteUse()
+	p.used += uint64(n)
+	return p.departures
 }
 
-// givesBack gives back what can be given back, and returns how many units that is.
-func (p *process) givesBack(now int64) int64 {
-	t, end := p.GiveBack(now)
-	if t.Cost > 0 {
-		p.of.BucketLevel = t.ApplyGiveBack(p.of.BucketLevel, end)
-	}
+// giveUp gives the units of a departure back, which are available again or lost.
+func (p *process) giveUp(departure uint32, n int64) {
+	p.Unuse(departure, n)
+	p.used -= uint64(n)
+}
+
+// giveBack gives the tail of the lease back, and returns how many units that is.
+func (p *process) giveBack() int64 {
+	t, end := p.GiveBack(p.now)
+	*p.level = t.ApplyGiveBack(*p.level, end)
 	return t.Cost
 }
 
-// What a process has leased in two questions is one stretch if nobody has asked between them, and can be given back as
-// one. If only the later part were, the level would keep the other, and everybody would wait for it.
-func TestStretchesBehindEachOtherAreGivenBackAsOne(t *testing.T) {
-	const now = began * 1e9
-	for _, test := range []struct {
-		others, uses int64
-		back, lost   int64
+// requireAccount asserts that each unit that was leased is in one place.
+func (p *process) requireAccount(t *testing.T) {
+	t.Helper()
+	require.Equal(t, p.total, p.Counts)
+	require.EqualValues(t, p.Counts.Leased, p.used+p.Counts.Dropped+p.Counts.GivenBack+uint64(p.Leased()),
+		"leased; used %d, dropped %d, given back %d, still leased %d", p.used, p.Counts.Dropped, p.Counts.GivenBack, p.Leased())
+}
+
+// others lets another process raise the level by n units.
+func (p *process) others(n int64) {
+	p.level.Empty = p.level.Rate.Plus(p.level.Empty, p.level.Rate.Times(n))
+}
+
+// However a leased unit is lost, it is counted, once.
+func TestEachLeasedUnitThatIsLostIsCounted(t *testing.T) {
+	for name, c := range map[string]struct {
+		lose   func(p *process)
+		lost   int
+		leased int // still
 	}{
-		{0, 0, 7, 0},
-		{0, 2, 5, 0},
-		{0, 4, 3, 0},
-		{1, 0, 4, 3}, // The level has moved on behind the first three.
-		{1, 2, 4, 1},
-		{1, 4, 3, 0}, // The fourth comes from the second stretch.
+		"nobody uses them in time": {func(p *process) { p.now += 21*ms + ms/2; p.DropLate(p.now) }, 2, 3},
+		"nobody ever uses them":    {func(p *process) { p.now += 100 * ms; p.DropLate(p.now) }, 5, 0},
+		"a request comes too late": {func(p *process) { p.now += 22 * ms; p.leave(1) }, 3, 1},
+		"the engine drops them":    {func(p *process) { p.DropAll() }, 5, 0},
+		"and those fetched ahead":  {func(p *process) { p.take(3); p.DropAll() }, 8, 0},
+		"the Bucket's clock is set": {func(p *process) {
+			p.ahead += 1e9
+			p.take(3)
+		}, 5, 3},
+		"those before a gap that is too long": {func(p *process) {
+			p.others(21)
+			p.take(3)
+			p.Covers(6, p.now)
+		}, 5, 3},
+		"those before a gap that is not": {func(p *process) {
+			p.others(19)
+			p.take(3)
+			p.Covers(6, p.now)
+		}, 0, 8},
+		"moved ones, which nobody uses": {func(p *process) {
+			p.others(10)
+			p.take(3)
+			p.Covers(6, p.now) // The first five are due 10 ms later now, and dropped when they would have been before.
+			p.now += 23*ms + ms/2
+			p.DropLate(p.now)
+		}, 4, 4},
+		"moved ones, of which one was used": {func(p *process) {
+			p.others(10)
+			p.take(3)
+			p.Covers(6, p.now)
+			p.now = p.SlotFor(1)
+			p.leave(1)
+			p.now += 16 * ms // 26 ms after the beginning; those that were not moved have time until 35 ms.
+			p.DropLate(p.now)
+		}, 4, 3},
+		"moved ones, of which one was used and has come back": {func(p *process) {
+			p.others(10)
+			p.take(3)
+			p.Covers(6, p.now)
+			p.now = p.SlotFor(1)
+			p.giveUp(p.leave(1), 1)
+			p.now += 16 * ms
+			p.DropLate(p.now)
+		}, 5, 3},
+		"moved ones that would move too far": {func(p *process) {
+			p.others(8)
+			p.take(3)
+			p.Covers(6, p.now)
+			p.others(13)
+			p.take(3)
+			p.Covers(9, p.now)
+		}, 8, 3},
+		"moved ones that are joined again": {func(p *process) {
+			p.others(10)
+			p.take(3)
+			p.Covers(6, p.now)
+			p.take(2)
+			p.Covers(9, p.now)
+			p.now += 26 * ms
+			p.DropLate(p.now)
+		}, 5, 5},
+		"those of a rate before": {func(p *process) {
+			p.ChangeRate(shared.BucketRate{Version: 1, Micros: 2000, Parts: 1000, Burst: 1}, p.now)
+			p.take(3)
+			p.Covers(6, p.now)
+		}, 5, 3},
+		"one gives up, and another has left": {func(p *process) {
+			first := p.leave(1)
+			p.now += ms
+			p.leave(1)
+			p.giveUp(first, 1)
+		}, 1, 3},
+		"the latest gives up": {func(p *process) { p.giveUp(p.leave(1), 1) }, 0, 5},
+		"the latest gives up the last of a stretch": {func(p *process) {
+			p.take(1)
+			p.now += 4 * ms
+			last := p.leave(5)
+			p.giveUp(last, 5)
+		}, 0, 6},
+		"one gives up whose stretch has been dropped": {func(p *process) {
+			first := p.leave(1)
+			p.DropAll()
+			p.giveUp(first, 1)
+		}, 5, 0},
+		"those before a gap, when the rest is given back": {func(p *process) {
+			p.others(10)
+			p.take(3)
+			p.giveBack()
+		}, 5, 0},
+		"all are given back": {func(p *process) { p.take(3); p.giveBack() }, 0, 0},
+		"those that begin again after the clock was set": {func(p *process) {
+			p.now += 4 * ms
+			p.leave(5) // The next one is due 5 ms after the first.
+			p.now, p.ahead, *p.level = p.now+ms/2, p.ahead-1e9, shared.BucketLevel{}
+			p.take(3) // The level knows nothing of that, and the first is due at once.
+		}, 1, 2},
 	} {
-		of := new(level)
-		p, total := newProcess(of, new(lease.Counts)), new(lease.Counts)
-		require.True(t, p.leases(3, now))
-		if test.others > 0 {
-			require.True(t, newProcess(of, total).leases(test.others, now))
-		}
-		require.True(t, p.leases(4, now))
-		for range test.uses {
-			p.leaves(1, now)
-		}
-		require.Equal(t, test.back, p.givesBack(now), "%+v", test)
-		require.Equal(t, lease.Counts{RoundTrips: p.Counts.RoundTrips, Leased: 7, Dropped: uint64(test.lost), GivenBack: uint64(test.back)}, p.Counts, "%+v", test)
-		kept := test.uses + test.others + test.lost
-		require.Equal(t, shared.Instant{Micros: (began + kept) * 1e6}, of.Empty, "%+v: the level has what was used or lost", test)
+		t.Run(name, func(t *testing.T) {
+			p := newProcess(new(shared.BucketLevel), perMilli)
+			require.True(t, p.take(5))
+			p.now += 1000 // A microsecond later the Bucket's clock has certainly come to the first.
+			c.lose(p)
+			p.requireAccount(t)
+			require.EqualValues(t, c.lost, p.Counts.Dropped, "lost")
+			require.EqualValues(t, c.leased, p.Leased(), "still leased")
+		})
 	}
 }
 
-// Every unit that was leased is held, or was used, lost or given back, of each process and of all together: whoever looks
-// for what a fleet loses has nothing else to look at.
-func TestEachLeasedUnitIsAccountedFor(t *testing.T) {
-	for seed := range uint64(200) {
-		chance := rand.New(rand.NewPCG(38, seed))
-		of, total := new(level), new(lease.Counts)
-		all := []*process{newProcess(of, total), newProcess(of, total)}
-		now := int64(began * 1e9)
-		rates := perSecond
-		for range 300 {
-			p := all[chance.IntN(len(all))]
-			switch chance.IntN(16) {
-			case 0, 1, 2, 3:
-				if !p.HasNext() {
-					p.leases(1+chance.Int64N(6), now)
+// Two stretches that are joined without a gap can be given back together; behind a gap only the second
+// one can. The level is then as if the units that were given back had never been leased.
+func TestStretchesBehindEachOtherAreGivenBackAsOne(t *testing.T) {
+	for name, c := range map[string]struct {
+		gap, first int64 // how many units others take between the two, and how many are used before they are joined
+		joined     int64 // the cost of a request that needs units of both; 0: none does
+		back       int64
+		givesUp    bool // that request
+	}{
+		"without a gap":                         {0, 0, 0, 7, false},
+		"without a gap, some used":              {0, 2, 0, 5, false},
+		"without a gap, used across the joint":  {0, 2, 3, 2, false},
+		"without a gap, across it and given up": {0, 2, 3, 5, true},
+		"without a gap, all used but one":       {0, 0, 6, 1, false},
+		"without a gap, all used":               {0, 0, 7, 0, false},
+		"with a gap":                            {5, 0, 0, 4, false},
+		"with a gap, some used":                 {5, 2, 0, 4, false},
+		"with a gap, used across the joint":     {5, 2, 3, 2, false},
+		"with a gap, used just up to the joint": {5, 0, 3, 4, false},
+		"with a gap, all used":                  {5, 0, 7, 0, false},
+		"with a gap, up to it and given up":     {5, 0, 3, 4, true},
+		"with a gap, across it and given up":    {5, 2, 3, 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newProcess(new(shared.BucketLevel), perMilli)
+			require.True(t, p.take(3))
+			p.others(c.gap)
+			require.True(t, p.take(4))
+			raised := p.level.Empty
+			p.now += 2 * ms
+			for range c.first {
+				require.NotZero(t, p.leave(1))
+			}
+			if c.joined > 0 {
+				require.True(t, p.Covers(c.joined, p.now))
+				p.now = p.SlotFor(c.joined)
+				departure := p.leave(c.joined)
+				require.NotZero(t, departure)
+				if c.givesUp {
+					p.giveUp(departure, c.joined)
 				}
-			case 4:
-				p.NotUsed()
-			case 5:
-				p.givesBack(now)
-			case 6:
-				if n := len(p.used); n > 0 { // The latest departure is taken back, or the one before it.
-					i := n - 1 - chance.IntN(min(n, 2))
-					p.Unuse(p.departures-uint32(n-1-i), p.used[i])
-					p.used[i] = 0
+			}
+			require.Equal(t, c.back > 0, p.CanGiveBack())
+			if c.back == 0 {
+				return
+			}
+			require.Equal(t, c.back, p.giveBack())
+			require.Equal(t, perMilli.Minus(raised, perMilli.Times(c.back)), p.level.Empty)
+			require.False(t, p.CanGiveBack())
+			p.requireAccount(t)
+		})
+	}
+}
+
+// Behind the units of another process nothing is given back: they would leave earlier than they may.
+func TestNothingIsGivenBackBeneathAnotherProcess(t *testing.T) {
+	p := newProcess(new(shared.BucketLevel), perMilli)
+	require.True(t, p.take(3))
+	p.others(2)
+	raised := p.level.Empty
+	require.EqualValues(t, 3, p.giveBack(), "it does not know that")
+	require.Equal(t, raised, p.level.Empty)
+}
+
+// Nor is what was leased at an earlier rate: nobody knows by how much it raises the level at the new one.
+func TestNothingOfAnEarlierRateIsGivenBack(t *testing.T) {
+	for name, becomesOfAnEarlierRate := range map[string]func(p *process, change func()){
+		"leased before": func(p *process, change func()) { p.take(2); change() },
+		"asked for before": func(p *process, change func()) {
+			question := p.Question(2)
+			change()
+			_, taken := question.Apply(shared.BucketLevel{}, p.now/1000+p.ahead)
+			p.NoteAnswer(question, taken, p.now, p.now)
+			p.Add(question, taken)
+		},
+		"used before, and given up": func(p *process, change func()) {
+			p.take(2)
+			p.now += ms + 1000
+			departure := p.leave(2)
+			change()
+			p.giveUp(departure, 2)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newProcess(new(shared.BucketLevel), perMilli)
+			becomesOfAnEarlierRate(p, func() {
+				p.ChangeRate(shared.BucketRate{Version: 1, Micros: 2000, Parts: 1000, Burst: 1}, p.now)
+			})
+			require.EqualValues(t, 2, p.Leased())
+			require.False(t, p.CanGiveBack())
+		})
+	}
+}
+
+// Whatever processes do with one level, each unit is used, dropped, given back or still leased.
+func TestEachLeasedUnitIsAccountedFor(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		level := new(shared.BucketLevel)
+		rate := perMilli
+		rate.Burst = 1 + r.Int64N(4)
+		all := []*process{newProcess(level, rate), newProcess(level, rate)}
+		done := []string{}
+		for range 200 {
+			i := r.IntN(2)
+			p := all[i]
+			what, n := r.IntN(12), 1+r.Int64N(4)
+			switch what {
+			case 0, 1, 2:
+				if !p.HasNext() { // The engine has no more than two stretches.
+					p.take(n)
+				}
+			case 3, 4, 5, 6:
+				if number := p.leave(n); number != 0 && r.IntN(3) == 0 {
+					p.leave(r.Int64N(2))
+					p.giveUp(number, n)
 				}
 			case 7:
-				if chance.IntN(4) == 0 {
-					p.DropAll()
-				}
+				p.giveBack()
 			case 8:
-				if chance.IntN(4) == 0 {
-					rates.Version++
-					rates.Micros = 500_000 + chance.Int64N(1_000_000)
-					p.ChangeRate(rates, now)
+				p.DropAll()
+			case 9:
+				rate.Version, rate.Micros = rate.Version+1, 500+r.Int64N(1000)
+				p.ChangeRate(rate, p.now)
+				all[1-i].Adopt(rate)
+			case 10:
+				p.ahead += r.Int64N(3) - 1
+			case 11:
+				p.DropLate(p.now)
+				if r.IntN(10) == 0 {
+					*level = shared.BucketLevel{}
 				}
-			case 9, 10:
-				now += chance.Int64N(int64(3 * time.Second))
-				p.DropLate(now)
-			default:
-				p.leaves(1+chance.Int64N(3), now)
 			}
-			var sum lease.Counts
-			for i, p := range all {
-				used := int64(0)
-				for _, n := range p.used {
-					used += n
-				}
-				c := p.Counts
-				require.Equal(t, int64(c.Leased), used+p.Leased()+int64(c.Dropped+c.GivenBack), "seed %d, process %d", seed, i)
-				sum.Leased += c.Leased
-				sum.Dropped += c.Dropped
-				sum.GivenBack += c.GivenBack
+			done = append(done, fmt.Sprint(i, ": ", what, " ", n))
+			for _, p := range all {
+				p.now += r.Int64N(3 * ms)
+				p.requireAccount(t)
 			}
-			require.Equal(t, sum, lease.Counts{Leased: total.Leased, Dropped: total.Dropped, GivenBack: total.GivenBack}, "seed %d", seed)
+			if t.Failed() {
+				t.Fatal(seed, done)
+			}
 		}
 	}
 }
@@ -166,7 +357,7 @@ func TestWhatFitsIsWhatTheLevelSays(t *testing.T) {
 		if r.Micros == 0 && r.Part == 0 {
 			continue
 		}
-		now := int64(began * 1e6)
+		now := int64(1.8e15)
 		empty := shared.Instant{Micros: now + chance.Int64N(20)}
 		if empty.Micros > now {
 			empty.Part = chance.Int64N(2) * chance.Int64N(1000)
