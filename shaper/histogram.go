@@ -165,7 +165,9 @@ type Histograms struct {
 	//     hold or the cap;
 	//   - the departure of a request that was due already and was only kept by a costlier
 	//     one ahead of it, and the departure after that;
-	//   - the first departure after the [Limits] have changed while requests waited;
+	//   - the first departure after something else than time and departures has changed the level, or the
+	//     rate, while requests waited: [Shaper.SetLimits], a settle ([Shaper.Reserve]), [Shaper.AtMost],
+	//     [Shaper.Restore], or a slot that was given back;
 	//   - all departures at [rate.Inf].
 	//
 	// A request that was given up just after its slot had come counts as a departure here.

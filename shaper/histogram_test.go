@@ -187,6 +187,48 @@ func TestSpacingOfTheFirstOutOfALineDoesNotLookUneven(t *testing.T) {
 			_, err := shaper.EnterAsReentry(s, t.Context(), 1)
 			require.NoError(t, err)
 		}, 1}, // That of the last one.
+		"a settle while requests wait": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			settle, err := s.Reserve(t.Context(), 5)
+			require.NoError(t, err)
+			enters(s.WaitN, 1, 1, 1)
+			time.Sleep(500 * msec)
+			settle(6)
+			leaveAfter(t, s, 1500*msec)
+		}, 2},
+		"AtMost while requests wait": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			enters(s.WaitN, 1, 1, 1)
+			time.Sleep(500 * msec)
+			s.AtMost(0)
+			leaveAfter(t, s, time.Second)
+		}, 2},
+		"Restore while requests wait": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			enters(s.WaitN, 1, 1, 1)
+			time.Sleep(500 * msec)
+			other := mustMake(t, s.Limits())
+			wait(t, other, 5, 0)
+			saved, err := other.Snapshot()
+			require.NoError(t, err)
+			require.NoError(t, s.Restore(saved))
+			leaveAfter(t, s, time.Second)
+		}, 2},
+		"new Limits while requests wait": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			enters(s.WaitN, 1, 1, 1)
+			time.Sleep(500 * msec)
+			require.NoError(t, s.SetLimits(shaper.Limits{Rate: 0.5, Burst: 5, Depth: 9}))
+			leaveAfter(t, s, time.Second)
+		}, 2},
+		"a slot that is given back": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			late := newLateCancel()
+			go func() { _ = s.Wait(late) }()
+			synctest.Wait()
+			enters(s.WaitN, 1, 1, 1)
+			late.end()
+			leaveAfter(t, s, time.Second)
+		}, 3}, // With that of the one that has given it back.
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == beyond32 && strconv.IntSize == 32 {
@@ -206,6 +248,17 @@ func TestSpacingOfTheFirstOutOfALineDoesNotLookUneven(t *testing.T) {
 			})
 		})
 	}
+}
+
+// leaveAfter asserts that a request leaves after a time, and none before it.
+func leaveAfter(t *testing.T, s *shaper.Shaper, d time.Duration) {
+	t.Helper()
+	waiting := s.Stats().Waiting
+	time.Sleep(d - 1)
+	require.Equal(t, waiting, s.Stats().Waiting)
+	time.Sleep(1)
+	synctest.Wait()
+	require.Less(t, s.Stats().Waiting, waiting)
 }
 
 // A key that gets a bucket of its own goes on from the latest departure of the one that it has

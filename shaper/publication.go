@@ -13,14 +13,13 @@ import (
 // as long as a call finds a publication, the flow is as its view says, and the call is refused
 // just as it would be under the lock at that instant.
 //
-// Some methods take the lock of a [Shaper] without lockAt, to save a reading of the clock. They
+// These methods take the lock of a [Shaper] without lockAt, to save a reading of the clock. They
 // may do so, because none of them makes a publication wrong:
 //
-//   - takeOutcome changes nothing that is in a view.
-//   - The methods of a parker, of a [Recording] but Stop, and shaperLimiter.stats only
-//     read.
+//   - takeOutcome and reservation.settleUnchanged change nothing that is in a view.
+//   - The methods of a parker, [Recording.Arrivals], and shaperLimiter.stats only read.
 //   - seat.release is called only if there is a cap, and [Recording.Stop] only if there is a
-//     Recording. Then no view is published.
+//     Recording. For these, and for a Shaper with a [Bucket], no view is published.
 type publication struct {
 	view
 	at     int64 // when it was published
