@@ -9,9 +9,9 @@ import (
 // Anthropic is the Messages API of Anthropic. It counts requests, input and output, in a
 // [Quota]'s Requests, Input and Output. Cache reads do not count, for most models.
 //
-// Output counts as it is produced, and max_tokens does not matter to Anthropic. So to reserve
-// max_tokens, as Estimate does, is to reserve too much until the call has ended. If answers
-// are much shorter than that, replace Estimate by one whose Output is about what answers take.
+// Anthropic counts output as it is produced, whatever max_tokens is. So Estimate, which reserves
+// max_tokens, reserves too much until the call has ended. If answers are much shorter, replace
+// Estimate by a function whose Output is about the usual length of an answer.
 var Anthropic = Provider{
 	Estimate: func(r *http.Request) (Usage, error) {
 		input, a, err := asked(r)
@@ -34,7 +34,7 @@ var Anthropic = Provider{
 }
 
 // The fields as seen on 2025-08-21 (tidyllm's recorded answers): numbers, and instants in
-// RFC 3339. What remains of tokens is rounded to thousands.
+// RFC 3339. Remaining tokens are rounded to thousands.
 var anthropicFields = []limitFields{anthropicField(Requests), anthropicField(Tokens), anthropicField(Input), anthropicField(Output)}
 
 func anthropicField(k Kind) limitFields {
@@ -42,10 +42,9 @@ func anthropicField(k Kind) limitFields {
 	return limitFields{k, field + "-Limit", field + "-Remaining", field + "-Reset"}
 }
 
-// anthropicUsage reads the usage of a message, of the event message_start, which has that of the input, and
-// of message_delta, which has that of the output so far and may repeat the input. The output
-// that message_start tells is a first token or two, so it is left out: a stream that breaks off
-// must not settle with that.
+// anthropicUsage reads the usage of a message, the input in the event message_start, and the output so far
+// in message_delta, which may repeat the input. The output in message_start is a first token or
+// two. It is left out: a stream that breaks off must not settle with that.
 func anthropicUsage(event []byte) (u Usage, ok bool) {
 	if !bytes.Contains(event, []byte(`"usage"`)) {
 		return Usage{}, false

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// bedrockOutput is what Bedrock reserves for the answer to a request that does not bound it: the
-// most that the model can write, which is 64,000 tokens for Claude Sonnet
+// bedrockOutput is the output that Bedrock reserves for a request without a bound: the most that
+// the model can write, 64,000 tokens for Claude Sonnet
 // (repost.aws/articles/ARfUsSkaWeSLiWZbv0OVSG1Q, read in 2026-11).
 const bedrockOutput = 64_000
 
 // Bedrock is the runtime of Amazon Bedrock: Converse and InvokeModel, plain and streamed. It
 // counts requests and tokens, in a [Quota]'s Requests and Tokens. It reserves the input and the
-// most tokens of the answer when a call begins, and settles when the call ends. So bound the answer: a request that does
-// not is taken to reserve 64,000 tokens.
+// most tokens of the answer when a call begins, and settles when the call ends. So bound the answer: a request without
+// a bound is taken to reserve 64,000 tokens.
 //
 // For some models, such as Claude 3.7 and later, an output token counts as 5. Let Counted return
 // five times the Output then.
@@ -41,7 +41,7 @@ var Bedrock = Provider{
 		if u, ok = bedrockUsage(event); ok || !bytes.Contains(event, []byte(`"bytes"`)) {
 			return u, ok
 		}
-		// InvokeModelWithResponseStream wraps what the model says.
+		// InvokeModelWithResponseStream wraps the model's events.
 		var e struct{ Bytes []byte }
 		if !decode(event, &e) {
 			return Usage{}, false
@@ -54,8 +54,8 @@ var Bedrock = Provider{
 	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, nil, nil) },
 }
 
-// isInference reports whether a path is of a call of a model that writes an answer. Models of embeddings, and those that rank
-// texts, write none. Their names say so: amazon.titan-embed-text-v2:0, cohere.embed-english-v3, amazon.rerank-v1:0
+// isInference reports whether a path is a call of a model that writes an answer. Models that embed or rank texts
+// write none. They are known by their names: amazon.titan-embed-text-v2:0, cohere.embed-english-v3, amazon.rerank-v1:0
 // (github.com/onyx-dot-app/onyx/issues/4730, github.com/logancyang/obsidian-copilot/discussions/2383).
 func isInference(path string) bool {
 	if strings.Contains(path, "embed") || strings.Contains(path, "rerank") {
@@ -70,7 +70,7 @@ func isInference(path string) bool {
 }
 
 // bedrockUsage reads the usage of Converse, of its event metadata, of a model of Anthropic's, or the metrics that
-// Bedrock adds to the last event of a model. Input tokens do not include those of the cache
+// Bedrock adds to the last event of a model. Input tokens do not include cached ones
 // (github.com/anomalyco/opencode/pull/38427, 2026).
 func bedrockUsage(event []byte) (u Usage, ok bool) {
 	if !bytes.Contains(event, []byte(`"usage"`)) && !bytes.Contains(event, []byte(`"amazon-bedrock-invocationMetrics"`)) {

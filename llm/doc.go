@@ -8,32 +8,32 @@
 //	...
 //	client := &http.Client{Transport: llm.Transport(s, q, llm.Bedrock)}
 //
-// How many tokens a call takes is known when it has ended. So a call reserves what it may
-// take ([Provider.Estimate]) and settles with what its response reports ([Provider.Usage]), of
-// a streamed response at its end. What was reserved too much lets the calls in line leave sooner.
+// The tokens of a call are known only when it has ended. So a call reserves an estimate
+// ([Provider.Estimate]) and settles with the usage that its response reports ([Provider.Usage]),
+// a streamed response at its end. The excess of the estimate lets the calls in line leave sooner.
 //
-// A [Provider] is how an API counts and reports. [OpenAI], [Anthropic], [Gemini] and [Bedrock]
+// A [Provider] describes how an API counts and reports. [OpenAI], [Anthropic], [Gemini] and [Bedrock]
 // are ready for use, and examples for others. Package llm sends nothing by itself, and knows no
-// tokenizer: an estimate is a quarter of the bytes of the request's body, plus the most tokens
-// that the answer may have.
+// tokenizer: an estimate is a quarter of the bytes of the request's body, plus the most output
+// tokens that the request allows.
 //
 // # One bucket
 //
 // The limits of a [Quota] need one bucket only. Its units are millionths of a minute's
 // quota, and a call costs the largest of its shares ([Quota.Cost]). So all limits are kept at once,
-// there is one line and one decision, and predictions are exact. What one bucket gives away is what
-// calls of different shape could have used beside each other: docs/llm.md has the figures.
+// there is one line and one decision, and predictions are exact. The price is capacity that calls
+// of different shape could have used beside each other: docs/llm.md has the figures.
 //
 // To keep a limit means: any span W sees at most Burst + Rate × W of it. With a burst of 30 s up
 // to 150 % of a minute's quota may leave in the first minute after a pause. A provider whose own
-// bucket holds a minute's quota has room for it. For one that counts each rolling minute take two
-// thirds of its quota then.
+// bucket holds a minute's quota has room for it. If a provider counts each rolling minute, set two
+// thirds of its quota.
 //
 // # Nothing is free
 //
-// What is missing, malformed, negative or too large to be a number of tokens is not counted as 0.
-// If a response reports no usage, breaks off before its end, or is closed before its end, the
-// estimate stands. An estimate is at least a request's share.
+// A number of tokens that is missing, malformed, negative or too large never counts as 0. If a
+// response reports no usage, breaks off, or is closed before its end, the estimate stands. An
+// estimate is at least a request's share.
 //
 // docs/llm.md leads from the provider's page to a client.
 package llm

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// kept is how much of the body of a request, and of one event of a response, is looked at.
+// kept bounds the bytes of a request's body, and of one event of a response, that are parsed.
 const kept = 1 << 20
 
-// An ask is what a request's body says about how long the answer may be, in the fields of the
-// APIs that are known.
+// An ask has the fields of a request's body that bound the length of the answer, in all known
+// APIs.
 type ask struct {
 	MaxTokens           ceiling `json:"max_tokens"`            // OpenAI's older name; Anthropic
 	MaxCompletionTokens ceiling `json:"max_completion_tokens"` // OpenAI, Chat Completions
@@ -34,9 +34,9 @@ type ask struct {
 	} `json:"textGenerationConfig"` // Bedrock: Titan
 }
 
-// asked returns how many tokens the body of a request takes as input, by its length, and what it asks for.
-// Images and the like count by their length too. A body that is not JSON, or longer than 1 MiB,
-// asks for nothing.
+// asked returns the input tokens of a request, by the length of its body, and its ask. Images and
+// the like count by their length too. The ask of a body that is not JSON, or longer than 1 MiB, is
+// zero.
 func asked(r *http.Request) (input int, a ask, err error) {
 	if takesNone(r) {
 		return 0, ask{}, nil
@@ -51,9 +51,9 @@ func asked(r *http.Request) (input int, a ask, err error) {
 	return int(min(length/4+min(length%4, 1), math.MaxInt)), a, nil
 }
 
-// takesNone reports whether a request takes no tokens of a quota, however long its body is, so that it costs a request's share
-// alone: it counts the tokens of a prompt, for which no model runs, sends a file, or begins a batch. Providers have limits of their
-// own for these (docs.claude.com/en/api/rate-limits, platform.openai.com/docs/guides/batch, ai.google.dev/gemini-api/docs/rate-limits).
+// takesNone reports whether a request uses no tokens of a quota, however long its body is, so that it costs only a request's
+// share: it counts the tokens of a prompt, sends a file, or begins a batch. Providers have limits of their own for these
+// (docs.claude.com/en/api/rate-limits, platform.openai.com/docs/guides/batch, ai.google.dev/gemini-api/docs/rate-limits).
 func takesNone(r *http.Request) bool {
 	return r.URL != nil && slices.ContainsFunc(takingNone, func(end string) bool { return strings.HasSuffix(r.URL.Path, end) })
 }
@@ -67,11 +67,10 @@ var takingNone = []string{
 	"/files", "/batches", // several
 }
 
-// Peek reads the beginning of the body of a request, and reports whether that is the whole body. It reads a byte more than 1 MiB
-// at most. Before it allocates so many more bytes it asks room, and if that returns false it reads no more; nil means that there is
-// room for all. The body can be read as before, and neither another Peek nor a [Provider] reads it again unless GetBody is set. What
-// was not read counts by ContentLength; if that is unknown, a body whose reading room has ended counts as one of 1 MiB. An error is
-// that of the body.
+// Peek reads the beginning of the body of a request, at most 1 MiB and a byte, and reports whether that is the whole body. Before
+// each allocation it asks room for so many bytes, and stops reading if room returns false; a nil room allows all. The body can be
+// read as before, and neither another Peek nor a [Provider] reads it again unless GetBody is set. A body that was not read to its
+// end counts by ContentLength, or as 1 MiB if that is unknown. An error is the body's.
 func Peek(r *http.Request, room func(bytes int) bool) (head []byte, whole bool, err error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil, true, nil
@@ -81,8 +80,8 @@ func Peek(r *http.Request, room func(bytes int) bool) (head []byte, whole bool, 
 }
 
 // peekRequest returns the first bytes of the body of a request, at most 1 MiB of them, and its length,
-// which is at least that of what was read. The request can be sent as before, and its ContentLength
-// and GetBody are as they were.
+// which is never below the number of bytes read. The request can be sent as before, and its
+// ContentLength and GetBody are unchanged.
 func peekRequest(r *http.Request) (head []byte, length int64, err error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil, 0, nil
@@ -107,8 +106,8 @@ func peekRequest(r *http.Request) (head []byte, length int64, err error) {
 	return head[:min(len(head), kept)], max(int64(len(head)), length), nil
 }
 
-// peek returns the body of a request, which it makes a peeked. A RoundTripper must not change a request. But what
-// has been read of its body must be put back, and nobody else may use the body until RoundTrip has returned.
+// peek makes the body of a request a peeked, and returns it. A RoundTripper must not change a request. But the bytes
+// that have been read must be put back, and nobody else may use the body until RoundTrip has returned.
 func peek(r *http.Request, room func(bytes int) bool) *peeked {
 	p, ok := r.Body.(*peeked)
 	if !ok {
@@ -124,8 +123,8 @@ type peeked struct {
 	read  []byte // of the beginning; nil once it has been read again, so that a call under way does not keep it
 	next  int    // of read
 	rest  io.Reader
-	whole bool  // the body has ended, and is not longer than one that is looked at
-	err   error // with which reading has ended
+	whole bool  // the body has ended, within the most bytes that are read
+	err   error // that ended the reading
 }
 
 // Read implements [io.Reader].
@@ -140,11 +139,11 @@ func (p *peeked) Read(to []byte) (n int, err error) {
 	return n, nil
 }
 
-// firstPiece is how much is allocated for a body before any of it has come. What its length is said to be is no reason for more.
+// firstPiece is the size of the first allocation for a body. Its Content-Length alone is no reason for more.
 const firstPiece = 4 << 10
 
-// readAhead reads the beginning of a body, less than most bytes if it ends there, of which a client has said how long it is. For
-// room see [Peek].
+// readAhead reads the first most bytes of a body, or all of a shorter one. said is the length by its sender, or below 0. For room
+// see [Peek].
 func readAhead(body io.ReadCloser, most int, said int64, room func(bytes int) bool) *peeked {
 	p := &peeked{Closer: body, rest: body}
 	for len(p.read) < most {
@@ -177,7 +176,7 @@ type failed struct{ err error }
 
 func (f failed) Read([]byte) (int, error) { return 0, f.err }
 
-// times returns a product, where a factor b of 0 counts as 1. What does not fit is the largest int.
+// times returns a·b, at most the largest int. A b of 0 counts as 1.
 func times(a, b ceiling) int {
 	if b = max(b, 1); a > math.MaxInt/b {
 		return math.MaxInt

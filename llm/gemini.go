@@ -10,8 +10,7 @@ import (
 )
 
 // Gemini is the API of Gemini, of Google's AI Studio and of Vertex AI. It counts requests and input, in a
-// [Quota]'s Requests and Input. Its limits per day are not a Quota's: when one of them is used up, its
-// refusals say so.
+// [Quota]'s Requests and Input. A Quota has no limits per day; a refusal says if one is used up.
 var Gemini = Provider{
 	Estimate: func(r *http.Request) (Usage, error) {
 		input, a, err := asked(r)
@@ -27,8 +26,8 @@ var Gemini = Provider{
 		return u
 	},
 
-	// In a stream each chunk has the usage so far. The prompt includes what was read from a
-	// cache, and the candidates do not include thoughts
+	// In a stream each chunk has the usage so far. The prompt includes cached tokens, and the
+	// candidates do not include thoughts
 	// (hexdocs.pm/geminix/Geminix.V1beta.UsageMetadata.html, 2025).
 	Usage: func(event []byte) (u Usage, ok bool) {
 		if !bytes.Contains(event, []byte(`"usageMetadata"`)) {
@@ -65,9 +64,8 @@ var Gemini = Provider{
 	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, nil, retryInfo) },
 }
 
-// retryInfo returns the time of a google.rpc.RetryInfo in the body of a refusal: a number of seconds with an s, or
-// with hours and minutes before it, as in 10h17m5.7s. A refusal of a stream that is an array of JSON
-// is the element of one.
+// retryInfo returns the time of a google.rpc.RetryInfo in the body of a refusal, as in 5.7s or 10h17m5.7s. The
+// body may be an array of one element, as for a stream without alt=sse.
 func retryInfo(body []byte) time.Duration {
 	var refusals []struct {
 		Error struct {

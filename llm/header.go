@@ -12,27 +12,27 @@ import (
 	"time"
 )
 
-// longest is the longest time that a response can ask for. A Transport bounds it further.
+// longest bounds the time that a response can ask for. A Transport bounds it further.
 const longest = 365 * 24 * time.Hour
 
-// usualHold is for how long a 429 asks that does not say.
+// usualHold is the hold for a 429 that names no time.
 const usualHold = time.Second
 
-// refusalKept is how much of the body of a refusal is looked at.
+// refusalKept bounds the bytes of a refusal's body that are parsed.
 const refusalKept = 64 << 10
 
-// statusOverloaded is what Anthropic answers when it is overloaded, whoever asks. net/http has no
-// name for it.
+// statusOverloaded is Anthropic's status for an overload, whoever asks. net/http has no name for
+// it.
 const statusOverloaded = 529
 
-// limitFields names the fields that say what a limit is, what remains of it, and when it is full again.
+// limitFields names the rate-limit headers of a limit: its size, the remaining amount, and the time until it is full again.
 type limitFields struct {
 	kind                    Kind
 	limit, remaining, reset string
 }
 
-// leftOf returns what is left of limits, except where a field is missing or malformed. Azure was seen to send -1
-// for what it does not know (learn.microsoft.com/answers/questions/5625878, 2025-11).
+// leftOf returns the remaining amounts of limits, except where a field is missing or malformed. Azure was seen to send -1
+// for unknown (learn.microsoft.com/answers/questions/5625878, 2025-11).
 func leftOf(h http.Header, limits []limitFields) (left []Left) {
 	for _, l := range limits {
 		limit, ok := 0, true
@@ -52,11 +52,11 @@ func number(text string) (n int, ok bool) {
 	return n, err == nil && n >= 0
 }
 
-// holdFor returns for how long a refusal asks callers to hold back. What counts is, in this order,
-// retry-after-ms, which OpenAI's clients prefer to retry-after, then retry-after, then what the body says, and at
-// last the latest reset of the limits of which nothing remains. A 429 that says nothing of these asks for usualHold: whoever
-// goes on at once is refused again, and some providers count that. Another response then asks for nothing, as only a 429 is about
-// limits: what a 529 or a 503 says about them does not tell when the overload is over.
+// holdFor returns for how long a refusal asks callers to hold back. The first of these counts: retry-after-ms, which
+// OpenAI's clients prefer; retry-after; the body; the latest reset of the limits of which nothing remains. A 429 without
+// any of them asks for usualHold: a caller that goes on at once is refused again, and some providers count that. A 529 or
+// 503 is about an overload, and its rate-limit headers do not tell when that is over. So their resets do not count, and
+// without a time it asks for nothing.
 func holdFor(r *http.Response, limits []limitFields, inBody func([]byte) time.Duration) time.Duration {
 	switch r.StatusCode {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable, statusOverloaded:
@@ -87,8 +87,8 @@ func holdFor(r *http.Response, limits []limitFields, inBody func([]byte) time.Du
 	return cmp.Or(latest, usualHold)
 }
 
-// dateOf returns the instant of a response by the clock that its other instants are of. The clock of this machine
-// may differ from that.
+// dateOf returns the instant of a response by the server's clock, as its other instants are. This machine's clock may
+// differ.
 func dateOf(h http.Header) time.Time {
 	if date, err := http.ParseTime(h.Get("Date")); err == nil {
 		return date
@@ -104,8 +104,8 @@ func retryAfter(text string, now time.Time) time.Duration {
 	return seconds(text, time.Second)
 }
 
-// untilReset reads a Go duration, an instant in RFC 3339, or a number of seconds. What is malformed,
-// or has passed, is 0.
+// untilReset reads a Go duration, an instant in RFC 3339, or a number of seconds. It returns 0 for
+// a malformed text, or an instant that has passed.
 func untilReset(text string, now time.Time) time.Duration {
 	text = strings.TrimSpace(text)
 	if d, ok := goDuration(text); ok {
@@ -126,7 +126,7 @@ func goDuration(text string) (d time.Duration, ok bool) {
 	return min(max(d, 0), longest), true
 }
 
-// seconds reads a number of units, at most 365 days of them. What is no number, or not above 0, is 0.
+// seconds reads a number of units, at most 365 days of them. It returns 0 for a text that is no number above 0.
 func seconds(text string, unit time.Duration) time.Duration {
 	n, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
 	switch {

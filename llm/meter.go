@@ -11,13 +11,13 @@ import (
 	"sync"
 )
 
-// A Meter finds in the answer to a call what the call has taken. The bytes of the answer's body are written to it as they
-// are, compressed by gzip or not, and then End is called. [Transport] has Meters of its own; others are for programs through
-// which answers pass. A Meter is for one goroutine at a time.
+// A Meter finds the usage of a call in its response. [NewMeter] makes one. Write the bytes of the body to it as they are,
+// compressed by gzip or not, and then call End. [Transport] has Meters of its own; others are for programs that pass
+// responses on. A Meter is for one goroutine at a time.
 type Meter struct {
 	provider     Provider
 	status       int
-	countsItself bool // The provider says what is left.
+	countsItself bool // the response has rate-limit headers
 
 	events   splitter  // nil: no usage can be found in the body
 	inflate  *inflater // nil: the body is not compressed
@@ -25,11 +25,11 @@ type Meter struct {
 
 	got   Usage
 	known bool // got has been reported
-	whole bool // what ends a response has come: the last event, or the end of the body
+	whole bool // the last event, or the end of the body, has come
 	lost  bool // a part could not be read
 }
 
-// NewMeter returns a Meter for an answer with such a status and header.
+// NewMeter returns a Meter for a response with a status and a header.
 func NewMeter(p Provider, status int, h http.Header) *Meter {
 	m := &Meter{provider: p, status: status, countsItself: p.Left != nil && len(p.Left(h)) > 0}
 	if p.Usage == nil || status < 200 || status > 299 {
@@ -50,7 +50,7 @@ func NewMeter(p Provider, status int, h http.Header) *Meter {
 	case "application/vnd.amazon.eventstream":
 		m.events = &amazonEvents{on: m.event}
 	case "application/json":
-		// A decoder stops reading at the end of the object, so what comes behind it must not matter.
+		// A decoder stops reading at the end of the object, so bytes behind it must not matter.
 		m.events = &jsonValues{on: m.event, whole: func() { m.whole = true }}
 	default: // Perhaps lines of JSON.
 		m.events = &jsonValues{on: m.event, whole: func() {}}
@@ -69,8 +69,8 @@ func (m *Meter) Write(p []byte) (n int, err error) {
 	return len(p), nil
 }
 
-// End says that no more bytes come. whole says whether that is the end of the body, and not an error, nor that somebody
-// has closed it.
+// End says that no more bytes come. whole says that the body has ended, and was neither broken off nor closed before its
+// end.
 func (m *Meter) End(whole bool) {
 	if m.inflate != nil {
 		m.inflate.end(whole)
@@ -81,8 +81,8 @@ func (m *Meter) End(whole bool) {
 	}
 }
 
-// ranNothing reports whether the answer says that no model has run: nobody is known by the key, or there is no such model.
-// Such a call takes a request's share.
+// ranNothing reports whether no model has run, by the status of the response: the key or the model is unknown. Such a call
+// costs a request's share.
 func (m *Meter) ranNothing() bool {
 	switch m.status {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
@@ -91,8 +91,8 @@ func (m *Meter) ranNothing() bool {
 	return false
 }
 
-// Usage returns the usage that the answer reports, if all of it has come. No call is without input, and no stream without
-// output: where a number is 0 the event that has it is missing.
+// Usage returns the usage that the response reports, if all of it has come. Every call has input, and every stream output:
+// where one is 0, its event is missing.
 func (m *Meter) Usage() (u Usage, ok bool) {
 	if m.ranNothing() {
 		return Usage{}, true
@@ -104,8 +104,8 @@ func (m *Meter) Usage() (u Usage, ok bool) {
 	return m.got, true
 }
 
-// Counted returns what the provider counts of that usage. If ok is false the estimate stands, as no usage is known, or as the
-// provider has counted the call when that began and gives nothing back.
+// Counted returns the usage that counts towards the provider's limits. ok is false if the estimate stands: no usage is
+// known, or the provider charges a call at its start and refunds nothing.
 func (m *Meter) Counted() (u Usage, ok bool) {
 	if u, ok = m.Usage(); !ok {
 		return Usage{}, false
@@ -122,8 +122,8 @@ func (m *Meter) Counted() (u Usage, ok bool) {
 	return u, true
 }
 
-// Cost returns what the call has cost in a bucket of q, or a negative number if the estimate stands. A call that the
-// provider has refused with 429 has cost nothing.
+// Cost returns the actual cost of the call in a bucket of q, or a negative number if the estimate stands. A call that the
+// provider refused with 429 costs nothing.
 func (m *Meter) Cost(q Quota) int {
 	if m.status == http.StatusTooManyRequests {
 		return 0
@@ -155,8 +155,8 @@ func (m *Meter) event(name string, data []byte) {
 	}
 }
 
-// isLast reports whether no event comes behind this one, as far as usage goes. Many clients close
-// the body then, and do not read on to its end.
+// isLast reports whether an event ends a stream: no later one has usage. Many clients close the
+// body then, and do not read on to its end.
 func isLast(name string, data []byte) bool {
 	switch name {
 	case "message_stop", // Anthropic
@@ -171,7 +171,7 @@ func isNegative(u Usage) bool {
 	return u.Input < 0 || u.Output < 0 || u.CacheRead < 0 || u.CacheWrite < 0
 }
 
-// A metered is the body of a response that a Meter reads along. The bytes are those of the body.
+// A metered is the body of a response that is also written to a Meter. Its bytes are unchanged.
 type metered struct {
 	io.ReadCloser
 
@@ -180,7 +180,7 @@ type metered struct {
 	ended bool
 }
 
-// Read tells the meter what it returns.
+// Read writes its result to the meter.
 func (b *metered) Read(p []byte) (n int, err error) {
 	n, err = b.ReadCloser.Read(p)
 	b.mu.Lock()
@@ -213,26 +213,26 @@ func (b *metered) endLocked(ok bool) {
 	b.meter.End(ok)
 }
 
-// cost returns what the call has cost.
+// cost returns the actual cost of the call.
 func (b *metered) cost(q Quota) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.meter.Cost(q)
 }
 
-// maxInflated is how much of a compressed body is looked at, once it is decompressed. A body of a megabyte may hold a
-// gigabyte, which would take seconds of the call that reads it.
+// maxInflated bounds the decompressed bytes of a body that are parsed. A body of a megabyte may hold a gigabyte, which
+// would take seconds of the call that reads it.
 const maxInflated = 16 << 20
 
-// An inflater decompresses what is written to it. A gzip.Reader reads by itself, so it runs as a coroutine,
+// An inflater decompresses the bytes that are written to it. A gzip.Reader pulls its input, so it runs as a coroutine,
 // which goes on when bytes come and stops when it wants more. No two goroutines run at once.
 type inflater struct {
 	m     *Meter
-	more  func() (struct{}, bool) // nil: no bytes have come, and there is no coroutine, as nobody need close a response without a body
+	more  func() (struct{}, bool) // nil: no bytes have come, and there is no coroutine: a response without a body need not be closed
 	stop  func()
 	given []byte // bytes that have come and have not been read
 	ended bool   // no bytes will come
-	room  int    // how many bytes may still be looked at
+	room  int    // bytes that may still be parsed
 }
 
 // write decompresses as much as p allows.
@@ -261,10 +261,10 @@ func (f *inflater) end(ok bool) {
 	}
 }
 
-// errStopped ends the coroutine when the body was closed. What has come until then counts.
+// errStopped ends the coroutine when the body was closed. The part before counts.
 var errStopped = errors.New("llm: the body was closed")
 
-// errTooLong ends the coroutine when a body is longer than is looked at.
+// errTooLong ends the coroutine when a body is longer than maxInflated.
 var errTooLong = errors.New("llm: the body is too long")
 
 // run is the coroutine.

@@ -9,13 +9,13 @@ import (
 // OpenAI is the API of OpenAI: Chat Completions, Responses, Completions and Embeddings. Azure, Groq, Mistral
 // and many others have APIs of the same form.
 //
-// OpenAI counts a call when it begins, and gives nothing back: so the estimate stands,
-// and choosing a small max_completion_tokens is what makes more calls fit. A body without any
-// is counted by its length alone. A response without OpenAI's fields for what is left comes from another server of
-// this form, such as vLLM or Ollama, and the call settles with the usage that the response reports. Of what others count:
+// OpenAI charges a call at its start and refunds nothing. So the estimate stands, and more calls
+// fit only with a smaller max_completion_tokens. A body without any is counted by its length
+// alone. A response without rate-limit headers is from a compatible server, such as vLLM or
+// Ollama, and its call settles with the reported usage. Others count in other ways:
 //
 //   - Azure adds the prompt to max_tokens, so let Counted return its argument with a CacheRead of -1;
-//   - Groq counts what was used, without cached tokens, so replace Counted as shown at [Provider].
+//   - Groq counts the usage without cached tokens, so replace Counted as shown at [Provider].
 //
 // A stream of Chat Completions reports usage only if stream_options.include_usage is set.
 var OpenAI = Provider{
@@ -36,7 +36,7 @@ var OpenAI = Provider{
 
 	Usage: func(event []byte) (u Usage, ok bool) {
 		if !bytes.Contains(event, []byte(`"usage"`)) {
-			return Usage{}, false // Most events of a stream; it spares the decoding.
+			return Usage{}, false // Most events of a stream need no decoding.
 		}
 		var e struct {
 			Object   string
@@ -58,15 +58,15 @@ var OpenAI = Provider{
 }
 
 // A reset is a Go duration, as in 1s, 6m0s or 12ms, until the limit is full again. Azure was
-// seen to send a number of seconds (learn.microsoft.com/answers/questions/5625878, 2025-11), and
-// Mistral does (tidyllm's source, 2025), whose fields are the last.
+// seen to send a number of seconds (learn.microsoft.com/answers/questions/5625878, 2025-11), as
+// does Mistral (tidyllm's source, 2025). The last row has Mistral's fields.
 var openAIFields = []limitFields{
 	{Requests, "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests"},
 	{Tokens, "X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens"},
 	{Tokens, "X-Ratelimitbysize-Limit-Minute", "X-Ratelimitbysize-Remaining-Minute", "Ratelimitbysize-Reset"},
 }
 
-// An openAIUsage has the names of Chat Completions and those of Responses.
+// An openAIUsage has the names of Chat Completions and of Responses.
 type openAIUsage struct {
 	Prompt     count `json:"prompt_tokens"`
 	Completion count `json:"completion_tokens"`

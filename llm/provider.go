@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// A Provider is how an API counts and reports. For an API that differs from one that is here, copy
-// that one and replace a function. A function that is nil knows nothing: without Estimate a call
-// costs a request's share, without Usage the estimate stands.
+// A Provider describes how an API counts tokens and reports them. For an API that differs from
+// the ones here, copy a similar one and replace a function. A function may be nil: without
+// Estimate a call costs a request's share, without Usage the estimate stands.
 //
-// [OpenAI] counts when a call begins and gives nothing back. For an API of the same form that says
-// what is left, and counts what calls have used, such as Groq's, replace Counted:
+// [OpenAI] charges calls at their start and refunds nothing. For a compatible API that has
+// rate-limit headers, and counts the usage, such as Groq's, replace Counted:
 //
 //	groq := llm.OpenAI
 //	groq.Counted = func(u llm.Usage) llm.Usage {
@@ -21,34 +21,34 @@ import (
 //		return u
 //	}
 type Provider struct {
-	// Estimate returns what a call may take, from the body of its request. It leaves the body
+	// Estimate returns the most that a call may use, by the body of its request. It leaves the body
 	// readable, byte for byte. A request for which it returns an error is not sent, and fails with
 	// [shaper.ErrNegativeCost].
 	Estimate func(*http.Request) (Usage, error)
 
-	// Counted returns what of a usage the provider counts towards its limits, for example
-	// without the tokens that were read from a cache. It is applied to estimates and to what
-	// responses report. A negative number in what it returns counts as 0, and means that the provider
-	// counts a call when it begins, whatever the call uses later: the estimate stands, if the response says
-	// what is left of the provider's limits. A response that does not comes from a server that only has
-	// the form of the API, and the call settles with all that it has used. nil means that everything counts.
+	// Counted returns the part of a usage that counts towards the provider's limits, for example
+	// without the tokens that were read from a cache. It is applied to estimates and to reported
+	// usage. A negative number counts as 0, and means that the provider charges calls at their
+	// start. Then the estimate stands, if the response has rate-limit headers. A response without
+	// them is from a compatible server, and its call settles with the whole usage. nil means that
+	// everything counts.
 	Counted func(Usage) Usage
 
-	// Usage returns the usage that a JSON body or one event of a stream reports; ok reports whether it does.
-	// Of the events of a stream the last for which ok is true counts; where it leaves a
-	// number at 0 an earlier one stands, because some APIs report the input first and the output last.
+	// Usage returns the usage in a JSON body or in one event of a stream; ok reports whether there is any.
+	// Of a stream the last event with usage counts. Where it has 0, the number of an earlier event
+	// stands, because some APIs report the input first and the output last.
 	Usage func(event []byte) (u Usage, ok bool)
 
-	// Left returns what is left, as the header of a response says. Malformed fields are
-	// left out.
+	// Left returns the remaining amounts in the rate-limit headers of a response, without the
+	// malformed ones.
 	Left func(http.Header) []Left
 
-	// HoldFor returns for how long a response asks callers to hold back; 0: it does not
-	// ask. It leaves the body readable.
+	// HoldFor returns for how long a response asks callers to hold back; 0: it does not. It
+	// leaves the body readable.
 	HoldFor func(*http.Response) time.Duration
 }
 
-// A Kind says which limit is meant.
+// A Kind names a limit.
 type Kind string
 
 // The limits that a provider may have, as in [Quota].
@@ -59,16 +59,15 @@ const (
 	Output   Kind = "output-tokens"
 )
 
-// A Left is what is left of a limit, as a response says.
+// A Left is the remaining amount of a limit, by a response.
 type Left struct {
 	Kind      Kind
-	Limit     int // in a span that need not be a minute; 0: not said
+	Limit     int // per a span that need not be a minute; 0: unknown
 	Remaining int
 }
 
-// Scarcest returns the smallest of what is left, in cost units of q, for [shaper.Shaper.AtMost]; ok reports whether
-// anything is known. What is left of a limit that q does not have says nothing about calls that
-// cost no share of it.
+// Scarcest returns the smallest remaining amount, in cost units of q, for [shaper.Shaper.AtMost]; ok reports
+// whether any is known. A limit that q does not have is left out, as calls cost no share of it.
 func (q Quota) Scarcest(left []Left) (n int, ok bool) {
 	n = math.MaxInt
 	for _, l := range left {
@@ -94,9 +93,9 @@ func (q Quota) of(k Kind) int {
 	return 0
 }
 
-// A count is a number in a JSON document that is 0 or above. Anything else, such as a negative
-// number, a fraction, a text, or what does not fit, is unknown, and does not keep the rest of the document from
-// being read.
+// A count is an integer of at least 0 in a JSON document. Anything else, such as a negative
+// number, a fraction, a text, or an overflow, is unknown, and does not keep the rest of the
+// document from being read.
 type count struct {
 	n     int
 	known bool
@@ -113,13 +112,13 @@ func (c *count) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// A ceiling is the most tokens that a request allows an answer. What is missing or malformed allows none.
-// A number that does not fit is the largest int: Quota.Cost bounds it.
+// A ceiling is the most output tokens that a request allows; 0 if it is missing or malformed. A
+// number that overflows is the largest int: Quota.Cost bounds it.
 type ceiling int
 
 // UnmarshalJSON never returns an error.
 func (c *ceiling) UnmarshalJSON(text []byte) error {
-	if n, _ := strconv.ParseFloat(string(text), 64); n > 0 { // It is 0 for what is no number, and infinite for one that does not fit.
+	if n, _ := strconv.ParseFloat(string(text), 64); n > 0 { // It is 0 for a text that is no number, and infinite for an overflow.
 		*c = math.MaxInt
 		if n < math.MaxInt32 {
 			*c = ceiling(math.Ceil(n))
@@ -128,8 +127,8 @@ func (c *ceiling) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// decode reads a JSON document, and reports whether it is one. Fields of another type than
-// expected do not keep the other fields from being read.
+// decode reads a JSON document, and reports whether it is one. A field of an unexpected type does
+// not keep the others from being read.
 func decode(document []byte, into any) bool {
 	err := json.Unmarshal(document, into)
 	if _, mistyped := err.(*json.UnmarshalTypeError); mistyped {
@@ -138,5 +137,5 @@ func decode(document []byte, into any) bool {
 	return err == nil
 }
 
-// without returns total without part, and not less than 0.
+// without returns total − part, but at least 0.
 func without(total, part int) int { return max(0, total-max(0, part)) }

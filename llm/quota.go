@@ -11,12 +11,11 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// minute is how many cost units a minute's quota has.
+// minute is the number of cost units of a minute's quota.
 const minute = 1_000_000
 
-// A Quota is what a provider allows in a minute. 0 means that there is no such limit.
-// A limit that a provider states for another span can be converted: 1 request a second is
-// 60 a minute.
+// A Quota has the limits of a provider per minute. 0 means that there is no such limit.
+// Convert a limit for another span: 1 request a second is 60 a minute.
 type Quota struct {
 	Requests int
 	Tokens   int // of input and output together
@@ -24,22 +23,22 @@ type Quota struct {
 	Output   int // tokens
 }
 
-// Usage is what a call takes, or has taken, in tokens.
+// Usage has the tokens of a call, estimated or actual.
 type Usage struct {
 	Input      int // neither read from a cache nor written to one
-	Output     int // with those of thoughts that are not shown
+	Output     int // including thoughts that are not shown
 	CacheRead  int // of the input, read from a cache
 	CacheWrite int // of the input, written to a cache
 }
 
 // Limits returns the limits of a bucket for the quota. Its cost units are millionths of a
-// minute's quota, so its Rate is 1e6 per minute. Its Burst is what the quota allows in
-// the span burst: a minute at most, because providers have buckets of that size. It comes on top of
-// the rate: with 30 s up to 150 % of a minute's quota may leave in a minute. docs/llm.md says
-// how to choose burst; with 0 calls leave evenly spaced, and settling gives hardly anything back.
-// depth is how many calls may wait.
+// minute's quota, so its Rate is 1e6 per minute. Its Burst is the quota of the span burst, at
+// most a minute, because providers have buckets of that size. It comes on top of the rate:
+// with 30 s up to 150 % of a minute's quota may leave in a minute. docs/llm.md says how to
+// choose burst; with 0 calls leave evenly spaced, and settling gives hardly anything back.
+// depth is the number of calls that may wait.
 //
-// What [Quota.Validate] refuses gives its error, and a negative depth gives the error of [shaper.Limits.Validate].
+// An error is from [Quota.Validate], or from [shaper.Limits.Validate] for a negative depth.
 func (q Quota) Limits(burst time.Duration, depth int) (shaper.Limits, error) {
 	if err := q.Validate(burst); err != nil {
 		return shaper.Limits{}, err
@@ -55,8 +54,8 @@ func (q Quota) Limits(burst time.Duration, depth int) (shaper.Limits, error) {
 	return l, nil
 }
 
-// A QuotaError says what is wrong with the settings of a quota. Its fields let commands and configurations name the
-// setting as their users know it.
+// A QuotaError reports a wrong setting of a quota. Its fields let commands and configurations name the setting as
+// their users know it.
 type QuotaError struct {
 	Setting string // "requests", "tokens", "input", "output" or "burst"; "": the quota has no limit
 	Value   string // as in "-1", or "2m0s"
@@ -90,8 +89,8 @@ func (q Quota) Validate(burst time.Duration) error {
 	return nil
 }
 
-// ParseWeights reads the shares of teams where others have 1, as commands take them: gold=4,batch=1. A weight is from 1 to
-// 1000, as for [shaper.WithFairQueue]. The name of a team may be empty; an empty text has no weights.
+// ParseWeights reads the weights of teams, as commands take them: gold=4,batch=1. A weight is from 1 to 1000, as for
+// [shaper.WithFairQueue]; teams that are not named have 1. The name of a team may be empty; an empty text has no weights.
 func ParseWeights(text string) (map[string]int, error) {
 	weights := map[string]int{}
 	if text == "" {
@@ -115,10 +114,10 @@ func ParseWeights(text string) (map[string]int, error) {
 	return weights, nil
 }
 
-// Cost returns what a call costs in a bucket of [Quota.Limits]: the largest of its shares of the
-// quota, in millionths, rounded up, from 1 to 1e6. So the bucket keeps each limit of q, except for a
-// call that alone takes more than a minute's quota: it costs 1e6, and the provider decides
-// about it. A negative number of tokens counts as 0.
+// Cost returns the cost of a call in a bucket of [Quota.Limits]: the largest of its shares of the
+// quota, in millionths, rounded up, from 1 to 1e6. So the bucket keeps each limit of q. Only a
+// call that alone exceeds a minute's quota may exceed it: it costs 1e6, and the provider decides.
+// A negative number of tokens counts as 0.
 func (q Quota) Cost(u Usage) int {
 	input := sum(u.Input, u.CacheRead, u.CacheWrite)
 	return max(1,
@@ -145,8 +144,7 @@ func share(n, limit int) int {
 	return int(quotient)
 }
 
-// sum adds numbers of which the negative ones count as 0. A sum that is too large for an int
-// becomes the largest int.
+// sum adds numbers, the negative ones as 0. It returns at most the largest int.
 func sum(numbers ...int) (total int) {
 	for _, n := range numbers {
 		if n = max(n, 0); total > math.MaxInt-n {

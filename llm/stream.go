@@ -33,8 +33,8 @@ func (p *piece) add(text []byte) {
 
 func (p *piece) reset() { p.text, p.tooLong = p.text[:0], false }
 
-// jsonValues finds the objects of a body: one, several in a row, or those of an array, as Gemini
-// streams without alt=sse.
+// jsonValues finds the objects of a body: one, several in a row, or the elements of an array, as
+// Gemini streams without alt=sse.
 type jsonValues struct {
 	on    onEvent
 	whole func() // is called when the array, or an object outside one, has ended
@@ -47,7 +47,7 @@ type jsonValues struct {
 }
 
 func (j *jsonValues) write(p []byte) {
-	start := 0 // of what belongs to the object
+	start := 0 // of the object in p
 	for i, c := range p {
 		switch {
 		case j.inText:
@@ -129,7 +129,7 @@ func (s *serverSentEvents) write(p []byte) {
 	s.line.add(p)
 }
 
-// end takes what has come of the last event, too: some servers leave out the empty line.
+// end counts an unfinished last event, too: some servers leave out the empty line.
 func (s *serverSentEvents) end() {
 	if len(s.line.text) > 0 || s.line.tooLong {
 		s.endLine()
@@ -176,7 +176,7 @@ func (s *serverSentEvents) endEvent() {
 }
 
 // The lengths of a message of an Amazon event stream (docs.aws.amazon.com/lexv2/latest/dg/event-stream-encoding.html,
-// read in 2026-11): the total length and that of the headers, 4 bytes each, their CRC, the headers, the
+// read in 2026-11): the lengths of the message and of the headers, 4 bytes each, their CRC, the headers, the
 // payload, and the CRC of all that.
 const (
 	prelude    = 12
@@ -184,12 +184,12 @@ const (
 	headerText = 7 // the type of a header's value that is a text
 )
 
-// amazonEvents finds the messages of application/vnd.amazon.eventstream. What does not
-// fit its checksum ends the search, because where the next message begins is unknown then.
+// amazonEvents finds the messages of application/vnd.amazon.eventstream. A wrong checksum ends
+// the search, because the beginning of the next message is unknown then.
 type amazonEvents struct {
 	on onEvent
 
-	message []byte // what has come of it
+	message []byte // its bytes so far
 	skip    int64  // bytes that still belong to a message that is too long
 	broken  bool
 }

@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/llm"
 )
 
-// text is what so many tokens look like.
+// text returns a text of so many tokens.
 func text(tokens int) string { return strings.Repeat("word", tokens) }
 
 // all returns the text of a whole answer, when all of it has been produced.
@@ -43,7 +43,7 @@ func sse(w *writer, name string, document any) {
 	w.piece([]byte(line + "data: " + string(encode(document)) + "\n\n"))
 }
 
-// usual is a dialect that counts calls when they begin, unless they are refused, and does not say what is left.
+// usual is a dialect that counts calls when they begin, unless they are refused, and has no rate-limit headers.
 type usual struct{}
 
 func (usual) perOutput(int) llm.Quota                { return llm.Quota{} }
@@ -69,7 +69,7 @@ func (openAI) atStart(c Call) llm.Quota { return llm.Quota{Requests: 1, Tokens: 
 // "Unsuccessful requests contribute to your per-minute limit" (the same page).
 func (openAI) countsRefused() bool { return true }
 
-// The fields of the same page: limits, what remains, and Go durations until all of it is left, as in 1s or 6m0s.
+// The fields of the same page: limits, remaining amounts, and Go durations until they are full, as in 1s or 6m0s.
 func (openAI) header(h http.Header, l *limits, now time.Time) {
 	for name, b := range map[string]*bucket{"Requests": &l.requests, "Tokens": &l.tokens} {
 		if b.limit > 0 {
@@ -201,8 +201,8 @@ func (anthropic) atEnd(_ Call, u llm.Usage) llm.Quota {
 	return llm.Quota{Input: u.CacheRead, Tokens: u.CacheRead, Output: 1}
 }
 
-// The fields as recorded on 2025-08-21 (rdrr.io/cran/tidyllm, tests/testthat/claude): instants in RFC 3339. What remains
-// of tokens is rounded to thousands (docs.claude.com/en/api/rate-limits).
+// The fields as recorded on 2025-08-21 (rdrr.io/cran/tidyllm, tests/testthat/claude): instants in RFC 3339. Remaining
+// tokens are rounded to thousands (docs.claude.com/en/api/rate-limits).
 func (anthropic) header(h http.Header, l *limits, now time.Time) {
 	h.Set("Date", now.UTC().Format(http.TimeFormat))
 	for name, b := range map[string]*bucket{"Requests": &l.requests, "Tokens": &l.tokens, "Input-Tokens": &l.input, "Output-Tokens": &l.output} {
@@ -330,7 +330,7 @@ func (gemini) answer(w *writer, r *http.Request, c Call, u llm.Usage, next func(
 
 type bedrock struct{ usual }
 
-// unbounded is what Bedrock reserves for the answer to a request that does not bound it: the most that the model can write, which is
+// unbounded is the output that Bedrock reserves for a request without a bound: the most that the model can write,
 // 64,000 tokens for Claude Sonnet (repost.aws/articles/ARfUsSkaWeSLiWZbv0OVSG1Q, read in 2026-11).
 const unbounded = 64_000
 

@@ -39,7 +39,7 @@ func (l *limits) fit(q llm.Quota, now time.Time) (wait time.Duration, ok bool) {
 	return wait, wait == 0
 }
 
-// take takes a quota of the buckets; what is negative is given back.
+// take takes a quota from the buckets; a negative number is given back.
 func (l *limits) take(q llm.Quota, now time.Time) {
 	l.each(q, func(b *bucket, n int) { b.take(n, now) })
 }
@@ -91,7 +91,7 @@ func (b *bucket) remaining(now time.Time) int {
 	return int(max(0, b.limit*token-b.level) / token)
 }
 
-// untilFull returns how long until all of the limit is left.
+// untilFull returns how long until nothing of the limit is used.
 func (b *bucket) untilFull(now time.Time) time.Duration {
 	b.drain(now)
 	if b.limit == 0 {

@@ -9,7 +9,7 @@ import (
 
 // NewRequest returns the request of a call: for c.Input tokens, or as few as the form of the request allows, and an
 // answer of at most c.Most, 0 for unbounded. A stream of OpenAI's Chat Completions asks for its usage, and one of Gemini's for
-// server-sent events. The request is for the address http://llm.test, which a [Server] does not look at.
+// server-sent events. The request is for the address http://llm.test, which a [Server] ignores.
 func NewRequest(ctx context.Context, d Dialect, c Call) *http.Request {
 	path, form, most, stream := "", "", "", ""
 	switch d {

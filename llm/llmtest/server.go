@@ -1,15 +1,15 @@
-// Package llmtest has providers of language models in memory, for tests of what calls them:
+// Package llmtest has providers of language models in memory, for tests of their callers:
 // their limits, as each documents them, the fields of their responses, their refusals, and answers as JSON and
-// as streams, with the usage where each reports it. No network and no clock but package time's is needed, so
-// a [Server] also works in a [testing/synctest] bubble, in which a minute takes no time.
+// as streams, with the usage where each reports it. A [Server] needs no network, and no clock but package
+// time's. So it also works in a [testing/synctest] bubble, in which a minute takes no time.
 //
 //	server := llmtest.New(llmtest.Config{Dialect: llmtest.Bedrock, Quota: q})
 //	t := llm.Transport(s, q, llm.Bedrock)
 //	t.Base = server
 //	client := &http.Client{Transport: t}
 //
-// It is a model of what the providers document, and no more than that: providers change, and their pages do not tell
-// everything. The comments name the sources, with their dates.
+// It is only a model of the providers' documentation: providers change, and their pages do not tell everything. The
+// comments name the sources, with their dates.
 package llmtest
 
 import (
@@ -24,7 +24,7 @@ import (
 	"example.com/leakybucket/llm"
 )
 
-// A Dialect says which provider a [Server] is.
+// A Dialect names the provider that a [Server] plays.
 type Dialect string
 
 // The providers.
@@ -44,19 +44,19 @@ const (
 	Bedrock Dialect = "Bedrock"
 )
 
-// A Config says what a [Server] does.
+// A Config has the settings of a [Server].
 type Config struct {
 	Dialect Dialect
 
 	// Quota has the limits. Each is a bucket of a minute's quota that drains evenly.
 	Quota llm.Quota
 
-	// Answer says how a call goes. nil: as the zero Answer says. It is called for each call that is
+	// Answer says how a call goes; nil returns the zero Answer. It is called for each call that is
 	// within the limits, one at a time.
 	Answer func(Call) Answer
 }
 
-// A Call is what a [Server] is asked.
+// A Call is a request to a [Server].
 type Call struct {
 	N      int // of the calls that were within the limits, from 0
 	Input  int // tokens: a quarter of the body's bytes, rounded up
@@ -70,8 +70,8 @@ type Call struct {
 
 // An Answer is how a call goes.
 type Answer struct {
-	// Status is that of an error in place of an answer, such as 529 or 503, which counts towards no limit. 0 means
-	// that there is an answer.
+	// Status is an error in place of an answer, such as 529 or 503, which counts towards no limit. 0 means that there
+	// is an answer.
 	Status int
 
 	Input     int // tokens; 0 means as many as Call.Input
@@ -92,7 +92,7 @@ type Stats struct {
 	Failed    int // calls, with the status that an [Answer] had, or as not understood
 	Abandoned int // calls that broke, or whose client had gone
 	Used      llm.Usage
-	Counted   llm.Quota // what the calls have taken of each limit
+	Counted   llm.Quota // the usage of each limit by the calls
 }
 
 // A Server is a provider in memory. It is both an [http.Handler] and an [http.RoundTripper] whose
@@ -123,22 +123,22 @@ func (s *Server) Stats() Stats {
 
 // A dialect is how a provider speaks and counts.
 type dialect interface {
-	// parse says what a request asks; ok reports whether the dialect knows it.
+	// parse reads a request; ok reports whether the dialect knows it.
 	parse(r *http.Request, body []byte) (c Call, ok bool)
 
-	// atStart returns what a call takes of the limits when it begins.
+	// atStart returns the charge of a call when it begins.
 	atStart(c Call) llm.Quota
 
-	// perOutput returns what tokens of the answer take when they are produced.
+	// perOutput returns the charge of tokens of the answer when they are produced.
 	perOutput(tokens int) llm.Quota
 
-	// atEnd returns what a call gives back when it ends.
+	// atEnd returns the refund of a call when it ends.
 	atEnd(c Call, u llm.Usage) llm.Quota
 
 	// countsRefused reports whether a refused request counts towards the limit of requests.
 	countsRefused() bool
 
-	// header sets the fields that say what is left.
+	// header sets the rate-limit headers.
 	header(h http.Header, l *limits, now time.Time)
 
 	// refuse writes a refusal that asks to come back after wait; 0: coming back does not help.

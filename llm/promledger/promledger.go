@@ -1,4 +1,4 @@
-// Package promledger tells Prometheus what calls of language models have taken. It is a package of its own, so that a
+// Package promledger exports the usage of calls of language models to Prometheus. It is a package of its own, so that a
 // program without Prometheus does not compile its client.
 package promledger
 
@@ -11,13 +11,13 @@ import (
 	"example.com/leakybucket/llm/gateway"
 )
 
-// ledgers tell Prometheus of gateways to providers of language models.
+// ledgers is a Collector of the Ledgers of gateways, by rule.
 type ledgers struct {
 	all func() map[string]*gateway.Ledger
 }
 
-// New returns a Collector of ledgers by their names, which are the label rule. The label team is empty unless teams have
-// labels of their own ([gateway.Config]); then the others are "other".
+// New returns a Collector of ledgers by their names, which become the label rule. The label team is empty unless teams have
+// labels of their own ([gateway.Config]); then all other teams are "other".
 //
 //	shaper_llm_calls_total              calls that have ended
 //	shaper_llm_tokens_total             their tokens, as the provider counts them, with the label direction
@@ -33,7 +33,7 @@ var (
 	llmTokens    = prometheus.NewDesc("shaper_llm_tokens_total", "Tokens of these calls, as the provider counts them.", []string{"rule", "team", "direction"}, nil)
 	llmRefused   = prometheus.NewDesc("shaper_llm_refused_total", "Calls that the gateway has refused.", []string{"rule", "team"}, nil)
 	llmRefusals  = prometheus.NewDesc("shaper_llm_provider_refusals_total", "Answers of the provider with status 429; there should be none.", []string{"rule"}, nil)
-	llmPerMinute = prometheus.NewDesc("shaper_llm_quota_per_minute", "What the provider allows in a minute.", []string{"rule", "kind"}, nil)
+	llmPerMinute = prometheus.NewDesc("shaper_llm_quota_per_minute", "The quota of the provider per minute.", []string{"rule", "kind"}, nil)
 	llmBodies    = prometheus.NewDesc("shaper_llm_body_bytes", "Bytes that are held of the bodies of calls.", []string{"rule"}, nil)
 	llmMost      = prometheus.NewDesc("shaper_llm_body_bytes_limit", "Bytes that may be held of the bodies of calls.", []string{"rule"}, nil)
 )
