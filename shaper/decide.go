@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/bits"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
@@ -49,28 +50,6 @@ type account interface {
 	enter(d *dispatcher, f *flow, w *waiter) // it enters the line
 	leave(w *waiter)                         // its call is told that it has left the line
 }
-
-// A decision is the outcome of a request at entry, or at the end of its wait, beside the
-// seat that it is given. It fits into four words, so that it is returned in registers.
-type decision struct {
-	waiter  *waiter // in the line for it; nil: it does not wait
-	err     error   // the error that its call returns, if it does not wait
-	waiting int32   // in the line just after it
-	event   entryEvent
-}
-
-// entryEvent says which hook is to be told of a decision.
-type entryEvent uint8
-
-const (
-	noEvent        entryEvent = iota // it is no call of the kind that is counted
-	departedEvent                    // it has left
-	refusedEvent                     // it is refused
-	enqueuedEvent                    // it waits; from this one on, announce is called even if there are no hooks
-	verdictEvent                     // the gate lets it through
-	abandonedEvent                   // its context ended while it waited, or its level was asked
-	askEvent                         // the level is to be asked for a decision; see level.ask
-)
 
 // errUseAcquire is for calls that would not say when they end.
 var errUseAcquire = errors.New("shaper: Limits.InFlight is set: use Acquire or Do, which give the seat back")
@@ -318,29 +297,6 @@ func (r *request) announceEnd(d *dispatcher, f *flow, at int64, dec decision) {
 	}
 }
 
-// passed reports whether a request was let go at once, or let through by the gate.
-func (d decision) passed() bool {
-	return d.event == departedEvent || d.event == verdictEvent
-}
-
-// A rejection is the content of a [RejectError], as a value: a request that is not refused in
-// the end allocates nothing.
-type rejection struct {
-	reason     reason
-	retryAfter time.Duration
-	also       *alsoError // a second error that the error is; nil: none
-}
-
-func (r rejection) value() RejectError {
-	return RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, also: r.also}
-}
-
-// A judgement is the answer to a request at entry.
-type judgement struct {
-	refusal rejection
-	wait    time.Duration // if it is not refused: for how long at least; 0 only if it may leave at once
-}
-
 // judgeLocked judges a request.
 func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 	switch {
@@ -482,6 +438,24 @@ func (v *view) leavesIn(now int64, w linePlace) time.Duration {
 // nextLeavesIn returns how long it takes until the head of a line leaves.
 func (v *view) nextLeavesIn(now int64, ln *line) time.Duration {
 	return v.leavesIn(now, linePlace{1, v.leavesAfter(v.bucketInstants, 0, ln.head.cost)})
+}
+
+// seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0 if
+// there are seats now for it and all ahead of it, and in a dry run. It is unknown when
+// requests end. On average [Limits.InFlight] of them end within the mean time for which
+// seats are taken.
+func (v *view) seatIn(k int) time.Duration {
+	seats := v.limits.InFlight
+	releases := k + int(v.seatsTaken) - seats // More may be taken than there are, after SetLimits.
+	if !v.capped() || releases <= 0 {
+		return 0
+	}
+	high, low := bits.Mul64(uint64(releases), uint64(v.seatTime))
+	if high >= uint64(seats) {
+		return time.Duration(exact.Forever)
+	}
+	estimate, _ := bits.Div64(high, low, uint64(seats))
+	return max(shortestSeatWait, time.Duration(min(estimate, exact.Forever)))
 }
 
 // expected returns for how long a newcomer is expected to wait which has to wait for

@@ -60,6 +60,15 @@ type dispatcher struct {
 	*attachments
 }
 
+// A phase is a stage of a dispatcher's life. It never goes back.
+type phase uint8
+
+const (
+	open     phase = iota
+	draining       // Shutdown: no newcomers; the line leaves at its rate
+	closed
+)
+
 // attachments are what options attach to a dispatcher, beside the order of its line.
 type attachments struct {
 	levels levels // nil: the levels are the flows' own

@@ -72,6 +72,14 @@ const (
 	reasons // how many there are
 )
 
+// refusals counts refusals by reason. There is no counter for notRefused, which keeps
+// cold within 96 bytes.
+type refusals [reasons - 1]uint64
+
+func (r *refusals) count(why reason) { r[why-1]++ }
+
+func (r *refusals) of(why reason) uint64 { return r[why-1] }
+
 // reasonErrors has the Reason of a [RejectError] for each reason.
 var reasonErrors = [reasons]error{
 	refusedFull:        ErrQueueFull,
@@ -181,3 +189,15 @@ func (e *RejectError) Is(target error) bool {
 // Timeout of an http.Client that a [Transport] foresees as they report one that has
 // passed.
 func (e *RejectError) Timeout() bool { return e.also == missedDeadline }
+
+// A rejection is the content of a [RejectError], as a value: a request that is not refused in
+// the end allocates nothing.
+type rejection struct {
+	reason     reason
+	retryAfter time.Duration
+	also       *alsoError // a second error that the error is; nil: none
+}
+
+func (r rejection) value() RejectError {
+	return RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, also: r.also}
+}

@@ -1,7 +1,6 @@
 package shaper
 
 import (
-	"context"
 	"errors"
 	"math"
 	"net/http"
@@ -304,14 +303,6 @@ func (s *Shaper) For(key string) *KeyLimiter {
 	return &KeyLimiter{s.of(key)}
 }
 
-// of returns s as the requests of a key see it.
-func (s *Shaper) of(key string) keyOfShaper {
-	if !s.ordered {
-		return keyOfShaper{shaperLimiter{s}, nil}
-	}
-	return keyOfShaper{shaperLimiter{s}, key}
-}
-
 // limiterByKey returns s as a request with the key that a function returns sees it.
 func (s *Shaper) limiterByKey(key KeyFunc, r *http.Request) (inner, error) {
 	k, err := key(r)
@@ -320,70 +311,6 @@ func (s *Shaper) limiterByKey(key KeyFunc, r *http.Request) (inner, error) {
 	}
 	return s.of(k), nil
 }
-
-// A keyOfShaper is a [Shaper] as the requests of a key see it.
-type keyOfShaper struct {
-	shaperLimiter
-	key any // nil: the Shaper knows no keys
-}
-
-func (k keyOfShaper) WaitN(ctx context.Context, n int) error {
-	if k.capped {
-		return errUseAcquire
-	}
-	_, err := k.wait(&request{ctx: ctx, cost: int64(n), key: k.key})
-	return err
-}
-
-func (k keyOfShaper) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	held, err := k.wait(&request{ctx: k.claimOf(ctx), cost: int64(n), kind: kind, releases: true, key: k.key})
-	if held.by == nil {
-		return nil, err
-	}
-	return held.end, nil
-}
-
-func (k keyOfShaper) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
-	v, err := k.Shaper.reserve(k.claimOf(ctx), k.key, estimate, kind)
-	if err != nil {
-		return nil, err
-	}
-	return v, nil
-}
-
-func (k keyOfShaper) do(ctx context.Context, n int, f func(context.Context) error) error {
-	release, err := k.enter(ctx, n, newcomer)
-	if err != nil {
-		return err
-	}
-	if release != nil {
-		defer release()
-	}
-	return f(ctx)
-}
-
-func (k keyOfShaper) allow(n int) bool {
-	if n <= 0 {
-		return n == 0
-	}
-	r := &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow, key: k.key}
-	return k.Shaper.enter(r).passed()
-}
-
-func (k keyOfShaper) predict(n int) (wait time.Duration, err error) {
-	return k.Shaper.forecast(&request{cost: int64(n), deadline: exact.Forever, key: k.key})
-}
-
-func (k keyOfShaper) forecast(n int) (wait time.Duration, err error) {
-	if k.mayDryRun() {
-		return 0, nil
-	}
-	return k.predict(n)
-}
-
-func (k keyOfShaper) atMost(n int) { k.AtMost(n) }
-
-func (k keyOfShaper) state() Stats { return k.Stats() }
 
 // A KeyLine is the line of a key in a [Shaper] [WithFairQueue].
 type KeyLine struct {

@@ -144,6 +144,9 @@ func (g *Group[K]) mustBeMade() {
 	}
 }
 
+// A keyedFlow is a flow of a [Group], with its key.
+type keyedFlow[K comparable] = keyed.Entry[K, flow]
+
 // A keyShard has a part of the keys of a [Group]: the hash of a key says in which shard it is.
 // A shard has a lock, a table, a timing wheel and counts of its own, so that calls with keys of
 // different shards have next to nothing to do with each other.

@@ -251,9 +251,6 @@ func noOverflowBucket() *RejectError {
 	return &RejectError{Reason: ErrQueueFull, RetryAfter: keyed.Resolution}
 }
 
-// A keyedFlow is a flow of a [Group], with its key.
-type keyedFlow[K comparable] = keyed.Entry[K, flow]
-
 // seatsInUse reports whether there is a cap, and requests are in flight or in line.
 func (f *flow) seatsInUse() bool { return f.capped() && (f.seatsTaken() > 0 || f.waiting() > 0) }
 

@@ -1,11 +1,6 @@
 package shaper
 
-import (
-	"math/bits"
-	"time"
-
-	"example.com/leakybucket/internal/exact"
-)
+import "time"
 
 // release releases a seat, if it has not been released before. The lock is not held.
 //
@@ -126,22 +121,4 @@ func (f *flow) noteSeatTime(span int64) {
 		return
 	}
 	*mean += (span - *mean) / seatTimeWeight
-}
-
-// seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0 if
-// there are seats now for it and all ahead of it, and in a dry run. It is unknown when
-// requests end. On average [Limits.InFlight] of them end within the mean time for which
-// seats are taken.
-func (v *view) seatIn(k int) time.Duration {
-	seats := v.limits.InFlight
-	releases := k + int(v.seatsTaken) - seats // More may be taken than there are, after SetLimits.
-	if !v.capped() || releases <= 0 {
-		return 0
-	}
-	high, low := bits.Mul64(uint64(releases), uint64(v.seatTime))
-	if high >= uint64(seats) {
-		return time.Duration(exact.Forever)
-	}
-	estimate, _ := bits.Div64(high, low, uint64(seats))
-	return max(shortestSeatWait, time.Duration(min(estimate, exact.Forever)))
 }

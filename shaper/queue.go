@@ -45,6 +45,39 @@ const (
 	allow
 )
 
+// A decision is the outcome of a request at entry, or at the end of its wait, beside the
+// seat that it is given. It fits into four words, so that it is returned in registers.
+type decision struct {
+	waiter  *waiter // in the line for it; nil: it does not wait
+	err     error   // the error that its call returns, if it does not wait
+	waiting int32   // in the line just after it
+	event   entryEvent
+}
+
+// entryEvent says which hook is to be told of a decision.
+type entryEvent uint8
+
+const (
+	noEvent        entryEvent = iota // it is no call of the kind that is counted
+	departedEvent                    // it has left
+	refusedEvent                     // it is refused
+	enqueuedEvent                    // it waits; from this one on, announce is called even if there are no hooks
+	verdictEvent                     // the gate lets it through
+	abandonedEvent                   // its context ended while it waited, or its level was asked
+	askEvent                         // the level is to be asked for a decision; see level.ask
+)
+
+// passed reports whether a request was let go at once, or let through by the gate.
+func (d decision) passed() bool {
+	return d.event == departedEvent || d.event == verdictEvent
+}
+
+// A judgement is the answer to a request at entry.
+type judgement struct {
+	refusal rejection
+	wait    time.Duration // if it is not refused: for how long at least; 0 only if it may leave at once
+}
+
 // A waiter is a request in the line: the channel or parker of its goroutine, and the fields that the line needs
 // to know about the request. It is as large as a cache line, because letting one request of a long line leave
 // is mostly reading memory. The lock of the dispatcher guards all fields. The waiter's own goroutine may read

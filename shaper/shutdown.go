@@ -5,15 +5,6 @@ import (
 	"context"
 )
 
-// A phase is a stage of a dispatcher's life. It never goes back.
-type phase uint8
-
-const (
-	open     phase = iota
-	draining       // Shutdown: no newcomers; the line leaves at its rate
-	closed
-)
-
 // Close refuses all requests that wait, with [ErrClosed], and returns when the ticker
 // goroutine has ended. With a [Bucket] it first tries to give back the leased slots; any that
 // can't be given back are lost. It always returns nil. It may be called several times, from

@@ -92,14 +92,6 @@ const (
 	BucketOpen   BucketState = "open"   // at the whole rate in each process: it can't be asked (FallbackOpen)
 )
 
-// refusals counts refusals by reason. There is no counter for notRefused, which keeps
-// cold within 96 bytes.
-type refusals [reasons - 1]uint64
-
-func (r *refusals) count(why reason) { r[why-1]++ }
-
-func (r *refusals) of(why reason) uint64 { return r[why-1] }
-
 // setRefusals sets the fields that count refusals.
 func (st *Stats) setRefusals(by *refusals) {
 	st.QueueFull, st.TooLate = by.of(refusedFull), by.of(refusedLate)
