@@ -56,7 +56,7 @@ shaper_llm_calls_total{rule="claude",team="other"} 2
 # HELP shaper_llm_provider_refusals_total Answers of the provider with status 429; there should be none.
 # TYPE shaper_llm_provider_refusals_total counter
 shaper_llm_provider_refusals_total{rule="claude"} 0
-# HELP shaper_llm_quota_per_minute What the provider allows in a minute.
+# HELP shaper_llm_quota_per_minute The quota of the provider per minute.
 # TYPE shaper_llm_quota_per_minute gauge
 shaper_llm_quota_per_minute{kind="input-tokens",rule="claude"} 100000
 shaper_llm_quota_per_minute{kind="requests",rule="claude"} 1000
