@@ -88,7 +88,7 @@ func crowded(t *testing.T, frames <-chan string) *scene {
 			Provider: "a provider with a long name", Level: 123_456_789, Reserved: 23_456_789, Capacity: 150_000_000,
 			Parts:       []inspect.QuotaPart{{Name: "requests", Used: 5_123_456, Limit: 6_000_000}, {Name: "tokens", Used: 599_123_456, Limit: 600_000_000}},
 			LongestWait: 97 * time.Second, Refused: 1_234_567, Refusals: 12_345, Forfeited: 123_456_789,
-			Hint: "31 % of what calls had reserved too much came back too late for others: a larger burst keeps it",
+			Hint: "31 % of the tokens that calls had reserved in excess came back too late for others: a larger burst keeps them",
 		}
 		for n := range 8 {
 			q.Teams = append(q.Teams, inspect.QuotaTeam{Team: team(n), Weight: 1000, Waiting: 123_456, MinuteRequests: 600_000, HourRequests: 36_000_000,

@@ -28,7 +28,7 @@ func gateway(t *testing.T) *scene {
 			},
 			Others:      inspect.QuotaTeam{Waiting: 3, MinuteTokens: 33_250, HourTokens: 800_000, HourRequests: 900, LongestWait: 900 * time.Millisecond},
 			LongestWait: 97 * time.Second, Refused: 12, Forfeited: 41_000,
-			Hint: "31 % of what calls had reserved too much came back too late for others: a larger burst keeps it",
+			Hint: "31 % of the tokens that calls had reserved in excess came back too late for others: a larger burst keeps them",
 		}
 	}))
 	u.Hold(time.Hour)

@@ -19,12 +19,12 @@ import (
 const (
 	refusalKept     = 64 << 10        // bytes of a refusal; a longer one is passed on as it comes
 	refusalPatience = 5 * time.Second // for the body of a refusal; then it is cut off
-	longestPause    = time.Minute     // that a refusal may ask for
+	longestPause    = time.Minute     // of the line after a refusal
 
 	statusOverloaded = 529 // Anthropic's and others' for an overload; net/http has no name for it
 )
 
-// An answer is the ResponseWriter of one attempt of a call. What is no refusal passes at once.
+// An answer is the ResponseWriter of one attempt of a call. A refusal is captured; any other response passes at once.
 type answer struct {
 	http.ResponseWriter
 	call *call
@@ -68,8 +68,8 @@ func (c *call) attempt(w http.ResponseWriter, r *http.Request, next http.Handler
 	return a
 }
 
-// WriteHeader passes a status on, unless it may be a refusal after which the call is sent again. The first status that is
-// not informational counts, as in net/http, which logs any further one.
+// WriteHeader passes a status on, unless the call may be sent again after it. The first status that is not informational
+// counts, as in net/http, which logs any further one.
 func (a *answer) WriteHeader(status int) {
 	switch {
 	case a.captured != nil:
@@ -87,7 +87,7 @@ func (a *answer) WriteHeader(status int) {
 		a.length = n
 	}
 	if n, ok := c.g.config.Quota.Scarcest(c.g.dialect.provider.Left(h)); ok && n < millionths {
-		// A whole minute's quota may be more than that of this Gateway, if the line has another quota since.
+		// A whole minute's quota may be more than this Gateway's, if the line has another quota since.
 		c.g.config.Line().AtMost(c.g.scaled(n, math.Floor))
 	}
 	if a.captured == nil {
@@ -95,7 +95,7 @@ func (a *answer) WriteHeader(status int) {
 	}
 }
 
-// begin passes the header on. From now on nothing can be sent again.
+// begin passes the header on. From now on the call can't be sent again.
 func (a *answer) begin() {
 	c, h := a.call, a.Header()
 	c.body.forget()
@@ -132,7 +132,7 @@ func (a *answer) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// passOn passes on what was captured of a body, of which so many bytes will have come in the end.
+// passOn sends the captured part of the body. length is the length of the whole body.
 func (a *answer) passOn(length int64) {
 	captured := a.captured
 	a.captured = nil
@@ -168,12 +168,12 @@ func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	a.isHijacked = true
 	switch {
-	case a.captured != nil: // The handler itself says it to the caller, so nothing can be sent again.
+	case a.captured != nil: // The handler itself tells the caller, so the call can't be sent again.
 		a.readRefusal()
 		a.timer.Stop()
 		a.captured = nil
 		a.call.status = a.status
-	case a.status == 0: // What else is said, the gateway does not see.
+	case a.status == 0: // The gateway sees nothing of the rest.
 		a.status = http.StatusSwitchingProtocols
 		a.call.status = a.status
 	}
@@ -202,7 +202,7 @@ func (a *answer) end(returned bool) {
 	c := a.call
 	if a.captured != nil {
 		if a.readRefusal(); a.pause > 0 {
-			a.again = c.body.take() // It is there once.
+			a.again = c.body.take() // Only the first call of take returns it.
 		}
 	}
 	if a.status == http.StatusTooManyRequests {
@@ -211,7 +211,7 @@ func (a *answer) end(returned bool) {
 		return
 	}
 	if a.again != nil {
-		c.settle(0) // It reserves what it may take once more.
+		c.settle(0) // It will reserve its estimate again.
 		return
 	}
 	cost := -1
@@ -220,7 +220,7 @@ func (a *answer) end(returned bool) {
 		a.meter.End(isWhole)
 		if u, ok := a.meter.Usage(); ok {
 			c.reported = &u
-		} else if a.status >= 200 && a.status < 300 && c.estimate.Input > 0 { // else it is no call of a model
+		} else if a.status >= 200 && a.status < 300 && c.estimate.Input > 0 { // Otherwise it is no call of a model.
 			c.g.faults.note(reasonOf(isWhole), a.status)
 		}
 		cost = c.g.scaled(a.meter.Cost(c.g.config.Quota), math.Ceil)
@@ -239,8 +239,8 @@ func reasonOf(isWhole bool) string {
 	return "an answer has broken off, or its caller has gone, and the estimate stands"
 }
 
-// A faultLog logs what is wrong with answers, for each reason at most a line a minute, which counts those before it that
-// have got none.
+// A faultLog logs faults of responses, for each reason at most one line a minute, with the number of faults since the
+// line before.
 type faultLog struct {
 	log *slog.Logger
 

@@ -14,37 +14,37 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// What a [Config] without these has.
+// The defaults of a [Config].
 const (
 	DefaultBodies      = 64 << 20
 	DefaultBodyTimeout = 30 * time.Second
 )
 
-// longestRead is how much of a body is read at most: 1 MiB, and a byte that shows that it is longer.
+// longestRead bounds the bytes of a body that are read: 1 MiB, and a byte that shows that it is longer.
 const longestRead = 1<<20 + 1
 
 // slow is how long a body may take to come before it must make room for others.
 const slow = time.Second
 
-// bodies bounds what all calls of a line hold of their bodies. A call takes room as its body comes. If there is none, it may have
-// the room of bodies that were passed on and are kept only to be sent again, and then the room of those that come slowly, whose calls
-// are refused. So neither clients that keep back a byte nor many calls under way take the room of calls that come and wait.
+// bodies bounds the memory that all calls of a line hold for their bodies. A call takes room as its body comes. If there is none,
+// it gets the room of bodies that were passed on and are kept only to be sent again, and then the room of bodies that come slowly,
+// whose calls are refused. So neither clients that keep back a byte nor calls under way take the room of calls that come and wait.
 //
-// What a call still does not find room for it leaves to the connection: the rest of its body is read when it is passed on.
+// If there is still no room, the rest of a body stays in the connection, and is read when the body is passed on.
 type bodies struct {
 	mu     sync.Mutex
 	most   int64 // bytes
 	held   int64
-	coming list.List // of *body: those that are being read and can be interrupted, in the order in which they began
-	sent   list.List // of *body: those that were passed on and may be sent again, in that order
+	coming list.List // of *body: being read, and can be interrupted; in the order in which they began
+	sent   list.List // of *body: passed on, and may be sent again; in that order
 	again  int64     // bytes of sent
 }
 
-// A body is what one call holds of its body. The fields below of belong to the lock of the bodies.
+// A body is the account of one call's body. The lock of the bodies guards the fields from bytes on.
 type body struct {
 	of        *bodies
 	begun     time.Time // of reading
-	length    int64     // as the client has told it, as far as it is read; 0: it is not known
+	length    int64     // by the client, at most longestRead; 0: unknown
 	interrupt func()    // ends a read; from any goroutine
 	hadNoRoom bool
 
@@ -55,8 +55,8 @@ type body struct {
 	interrupted chan struct{} // is closed when interrupt has returned; nil: its room is its own
 }
 
-// room takes room for n bytes more of a body that is being read, and reports whether there is some: for them, and for the rest
-// of the body as its client has told its length. So a body that does not fit is hardly read.
+// room takes room for n bytes more of a body that is being read, and reports whether there is room for them and for the rest
+// of the body, by the length that its client has told. So a body that does not fit is hardly read.
 func (b *body) room(n int) bool {
 	fits, slow := b.of.take(b, int64(n), time.Now())
 	for _, other := range slow {
@@ -173,7 +173,7 @@ func (b *body) keep(text []byte) {
 	b.text = text
 }
 
-// passed says that all that is in memory has been passed on. If it may be sent again it is kept while nobody needs the room.
+// passed says that the bytes in memory have been passed on. A body that may be sent again is kept while nobody needs the room.
 func (b *body) passed() {
 	b.of.mu.Lock()
 	defer b.of.mu.Unlock()
@@ -209,14 +209,14 @@ func (b *body) release() {
 	b.of.dropLocked(b)
 }
 
-// A sending is a body on its way to the handler behind the gateway. What has been read of the memory is not held any more.
+// A sending is a body on its way to the handler behind the gateway. It drops the memory once that has been read.
 type sending struct {
 	of   *body
 	text []byte        // in memory, not read yet
 	rest io.ReadCloser // that follows; nil: nothing does
 }
 
-// HasCome reports whether the body is in memory. [shaper.Middleware] knows by it that there is nothing to be waited for.
+// HasCome reports whether the body is in memory. If so, [shaper.Middleware] does not wait for it.
 func (s *sending) HasCome() bool { return s.rest == nil }
 
 func (s *sending) Read(p []byte) (n int, err error) {
@@ -241,7 +241,7 @@ func (s *sending) Close() error {
 	return s.rest.Close()
 }
 
-// told returns what is held of bodies, and the most that may be.
+// told returns the bytes that are held of bodies, and their bound.
 func (a *bodies) told() (held, most int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

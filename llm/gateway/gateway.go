@@ -18,74 +18,74 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Config is what a [Gateway] needs to know.
+// A Config has the settings of a [Gateway].
 type Config struct {
 	Provider string    // one of Providers
 	Quota    llm.Quota // of a minute
 
 	// Line returns the line in which calls wait, with fair queueing ([shaper.WithFairQueue]) and the limits of [Limits].
-	// It is asked whenever it is needed. A call settles in the line that it has left.
+	// It is called each time that the line is needed. A call settles in the line that it has left.
 	Line func() *shaper.Shaper
 
-	// Scale is how many cost units of the line are a millionth of a minute's quota; 0 means 1. If the quota of a line
-	// changes while calls wait whose costs were those of the quota before, a changed Scale re-times them too. The
-	// function [Scale] returns it.
+	// Scale is the number of cost units of the line in a millionth of a minute's quota; 0 means 1. If the quota of a line
+	// changes while calls wait with costs by the quota before, a changed Scale re-times them too. The function [Scale]
+	// returns it.
 	Scale float64
 
-	// Team returns the team of a call, which is its key in the line; nil: all calls have one. A call for which ok is
-	// false is answered with status 401.
+	// Team returns the team of a call, which is its key in the line; nil: all calls have one. If ok is false, the call is
+	// refused with status 401.
 	Team func(*http.Request) (team string, ok bool)
 
-	// Bodies is how many bytes the calls of the line hold of their bodies, from when these come until the answer begins; 0 means
+	// Bodies bounds the bytes that the calls of the line hold of their bodies, until their responses begin; 0 means
 	// DefaultBodies. A call that finds no room is estimated by its length alone, and not sent again. A body that has been
 	// coming for a second makes room for others: its call is refused with status 503.
 	Bodies int64
 
-	// BodyTimeout is how long the first MiB of a body may take to come; 0 means DefaultBodyTimeout. A shorter ReadTimeout of
-	// the server counts. Then the call is refused with status 408.
+	// BodyTimeout is how long the first MiB of a body may take to come, before its call is refused with status 408; 0 means
+	// DefaultBodyTimeout. A shorter ReadTimeout of the server counts.
 	BodyTimeout time.Duration
 
 	Weight func(team string) int // the share of a team, which the Ledger tells; nil: 1 for all
 	Labels int                   // how many teams have a label of their own in Ledger.Totals
 	Ledger *Ledger               // nil: the Gateway makes one
-	Log    *slog.Logger          // for what is wrong with answers; nil: nothing is logged
+	Log    *slog.Logger          // for faults of responses; nil: nothing is logged
 
-	// Record is called when a call has ended, with the request as it came; nil: nobody is told.
+	// Record, if it is not nil, is called when a call has ended, with the request as it came.
 	Record func(*http.Request, Record)
 
 	// Options are further options of the [shaper.Middleware] in which calls wait, such as [shaper.WithLogger].
 	Options []shaper.MiddlewareOption
 
-	// RetrySpread is the longest random time that is added to the one after which a refused call is asked to come back.
+	// RetrySpread bounds a random time that is added to Retry-After of a refused call.
 	RetrySpread time.Duration
 
-	// Refuse answers a call that was not admitted, and may call [Gateway.WriteError]. nil: WriteError answers.
+	// Refuse responds to a call that was not admitted, and may call [Gateway.WriteError]. nil means WriteError.
 	Refuse func(http.ResponseWriter, *http.Request, error)
 }
 
-// A Gateway lets calls wait within the quota of their provider, for what they really cost.
+// A Gateway lets calls wait within the quota of their provider, by their actual usage. [New] makes one, and [Gateway.Wrap]
+// puts it in front of a handler. It is safe for concurrent use.
 //
-// A caller is answered as if it had been alone: the answer passes byte for byte and is flushed as it comes, upgrades
-// pass, and Server-Timing says how long the call has waited. The provider's fields about its limits are replaced by
-// fields about the gateway's bucket. A caller that leaves while its call waits frees the place. What [shaper.Middleware] says of
-// connections and timeouts holds. Over HTTP/1 the end of a body of several megabytes, of which no more than 1 MiB has been read,
-// keeps it from being noticed that its caller has gone.
+// A caller gets the provider's response: it passes byte for byte and is flushed as it comes, upgrades pass, and
+// Server-Timing says how long the call has waited. Only the provider's rate-limit headers are replaced by ones of the
+// gateway's bucket. A caller that leaves while its call waits frees the place. Connections and timeouts are as in
+// [shaper.Middleware]. Over HTTP/1 a caller that has gone is not noticed while part of its body is unread, which is the
+// case for bodies above 1 MiB.
 //
-// When the provider answers 429, all calls wait for as long as it asks, or a second if it does not say. The call
-// itself is sent once more, at the head of its team's line, if its body was at most 1 MiB and is still kept ([Config].Bodies). The second answer is passed on
-// whatever it is. So is an answer with 503 or 529, unless it says when to come back. An answer
-// after which the call is to be sent again costs nothing.
+// When the provider responds with 429, all calls wait for as long as it asks, or a second if it does not say. The call
+// itself is sent once more, at the head of its team's line, if its body was at most 1 MiB and is still kept
+// ([Config].Bodies). The second response is passed on whatever it is. A 503 or 529 that names a time is treated alike;
+// without one it is passed on. A refusal after which the call is sent again costs nothing.
 //
-// Nothing is free. A call that is answered with 401, 403 or 404 takes a request's share, as no model has run. If another
-// answer reports no usage, breaks off or does not come, the estimate stands. The log says so, for each
-// reason in one line a minute at most.
+// A response with 401, 403 or 404 costs a request's share, as no model has run. If any other response reports no usage,
+// breaks off or does not come, the estimate stands. The log says so, for each reason in at most one line a minute.
 type Gateway struct {
 	config  Config
 	dialect dialect
 	faults  faultLog
 }
 
-// New returns a Gateway, or says what is wrong with a Config.
+// New returns a Gateway, or an error that names a wrong setting of the Config.
 func New(c Config) (*Gateway, error) {
 	d, ok := dialects[c.Provider]
 	if !ok {
@@ -120,7 +120,8 @@ func New(c Config) (*Gateway, error) {
 	return g, nil
 }
 
-// Begin lets the Ledger tell of this Gateway. It is not part of New, so that a configuration that fails changes nothing.
+// Begin makes this Gateway the subject of its Ledger. It is not part of New, so that a configuration that fails changes
+// nothing.
 func (g *Gateway) Begin() {
 	c := g.config
 	c.Ledger.follow(subject{c.Provider, c.Quota, g.minute(), c.Line, c.Weight, c.Labels})
@@ -130,13 +131,13 @@ func (g *Gateway) Begin() {
 // Ledger returns the Ledger in which the Gateway counts.
 func (g *Gateway) Ledger() *Ledger { return g.config.Ledger }
 
-// millionths is how many of its own cost units package llm divides a minute's quota into.
+// millionths is the number of package llm's cost units in a minute's quota.
 const millionths = 1_000_000
 
-// minute returns how many cost units a minute's quota has.
+// minute returns the number of cost units in a minute's quota.
 func (g *Gateway) minute() float64 { return millionths * g.config.Scale }
 
-// cost returns what a call costs in the line.
+// cost returns the cost of a call in the line.
 func (g *Gateway) cost(u llm.Usage) int { return g.scaled(g.config.Quota.Cost(u), math.Ceil) }
 
 // scaled returns a number of millionths in cost units. A negative one stays as it is.
@@ -148,7 +149,7 @@ func (g *Gateway) scaled(n int, round func(float64) float64) int {
 }
 
 // Wrap returns the gateway in front of a handler that passes calls to the provider, such as a reverse proxy. The handler
-// must be ready to serve a request a second time; it is restored to what it was.
+// must be ready to serve a request a second time, which is restored before.
 func (g *Gateway) Wrap(next http.Handler) http.Handler {
 	options := append(slices.Clone(g.config.Options),
 		shaper.WithCost(func(r *http.Request) int { return callOf(r.Context()).cost }),
@@ -201,7 +202,7 @@ type callKey struct{}
 
 func callOf(ctx context.Context) *call { return ctx.Value(callKey{}).(*call) }
 
-// read finds out whose call it is, and what it may take.
+// read finds the team and the estimate of the call.
 func (c *call) read(w http.ResponseWriter, r *http.Request) (err error) {
 	if c.g.config.Team != nil {
 		team, ok := c.g.config.Team(r)
@@ -239,7 +240,7 @@ func (c *call) read(w http.ResponseWriter, r *http.Request) (err error) {
 	return nil
 }
 
-// onlyGzip keeps the provider from an encoding in which no usage can be read.
+// onlyGzip leaves the provider no other encoding than gzip, so that the usage can be read.
 func onlyGzip(h http.Header) {
 	accepted := strings.Join(h.Values("Accept-Encoding"), ",")
 	if accepted == "" {
@@ -255,13 +256,13 @@ func onlyGzip(h http.Header) {
 	}
 }
 
-// A limiter lets each call wait as its team. [shaper.Middleware] knows what there is to be known of a connection whose
-// request waits; what it lacks is a cost that is known only at the end, so the call settles itself.
+// A limiter lets each call wait as its team. [shaper.Middleware] handles connections whose requests wait, but it lacks
+// costs that are known only at the end, so the call settles itself.
 type limiter struct{}
 
 func (limiter) WaitN(context.Context, int) error { return errors.ErrUnsupported }
 
-// Acquire makes the middleware notice, too, that a connection is hijacked: then no more can be known of the cost.
+// Acquire, unlike WaitN, learns that a connection is hijacked: then the cost stays unknown.
 func (limiter) Acquire(ctx context.Context, _ int) (release func(), err error) {
 	c := callOf(ctx)
 	if err := c.enter(ctx, (*shaper.KeyLimiter).Reserve); err != nil {
@@ -304,7 +305,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		restart()
 		isGone := err != nil && r.Context().Err() == context.Canceled
 		if err == nil || isGone {
-			clear(w.Header()) // of the first answer
+			clear(w.Header()) // of the first response
 			maps.Copy(w.Header(), header)
 		}
 		switch {
@@ -316,7 +317,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 			a = c.attempt(w, r, next)
 		case isGone:
 			c.left, c.status = time.Time{}, StatusGone
-			shaper.WriteError(w, r, context.Canceled) // Nothing would be read as an empty answer with status 200.
+			shaper.WriteError(w, r, context.Canceled) // Silence would be an empty response with status 200.
 			return
 		}
 	}
@@ -325,7 +326,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 	}
 }
 
-// suspendWriteTimeout keeps the time in line before the second attempt from using up the server's timeout for the answer, as the
+// suspendWriteTimeout keeps the time in line before the second attempt from using up the server's WriteTimeout, as the
 // middleware does before the first one. Errors mean that an outer ResponseWriter hides the deadline, and nothing can be done.
 func suspendWriteTimeout(w http.ResponseWriter, r *http.Request) (restart func()) {
 	server, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
@@ -337,7 +338,7 @@ func suspendWriteTimeout(w http.ResponseWriter, r *http.Request) (restart func()
 	return func() { _ = control.SetWriteDeadline(time.Now().Add(server.WriteTimeout)) }
 }
 
-// refuse answers a call in the provider's place, and notes it, whoever writes the answer.
+// refuse refuses a call in the provider's place, and notes it, whoever writes the response.
 func (g *Gateway) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	c, status := callOf(r.Context()), failureOf(r, err).status
 	if c.status = status; status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {

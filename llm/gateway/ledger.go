@@ -12,14 +12,14 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// mostTeams is how many teams a Ledger remembers: the ones that were last seen. A team takes some 5 kB.
+// mostTeams bounds the teams that a Ledger remembers: the ones that were last seen. A team takes some 5 kB.
 const mostTeams = 1000
 
 // otherTeam is the label of the teams that have none of their own.
 const otherTeam = "other"
 
-// A Ledger counts what calls have taken, by team. Its memory is bounded: it forgets all teams but the 1,000 that were
-// last seen. What forgotten teams have taken stays in the sums. A Ledger is safe for concurrent use.
+// A Ledger counts the usage of calls by team. Its memory is bounded: it forgets all teams but the 1,000 that were
+// last seen. The usage of forgotten teams stays in the sums. A Ledger is safe for concurrent use.
 type Ledger struct {
 	origin time.Time // of its spans of time
 
@@ -27,13 +27,13 @@ type Ledger struct {
 	of       subject
 	all      account
 	teams    map[string]*account
-	labelled map[string]*Total // with labels of their own; those that came first
+	labelled map[string]*Total // with labels of their own: the first that came
 	refusals uint64
 
 	bodies bodies // with a lock of its own
 }
 
-// A subject is what a [Ledger] is about.
+// A subject is the gateway that a [Ledger] counts for.
 type subject struct {
 	provider string
 	quota    llm.Quota
@@ -43,12 +43,12 @@ type subject struct {
 	labels   int // how many teams have a label of their own
 }
 
-// NewLedger returns a Ledger that has counted nothing. A gateway that is given it counts in it ([Config]).
+// NewLedger returns an empty Ledger for a [Config].
 func NewLedger() *Ledger {
 	return &Ledger{origin: time.Now(), teams: map[string]*account{}, labelled: map[string]*Total{}, bodies: bodies{most: DefaultBodies}}
 }
 
-// A Status is what a [Ledger] tells.
+// A Status is the state of a [Ledger].
 type Status struct {
 	Provider     string    // "openai"
 	Quota        llm.Quota // of a minute
@@ -59,19 +59,19 @@ type Status struct {
 	Refused      uint64        // calls that the gateway has refused
 	LongestWait  time.Duration // of the last hour
 	Forfeited    uint64        // of the Shaper, in its cost units
-	Hint         string        // what to do if Forfeited grows; "" if there is nothing to be said
+	Hint         string        // advice for when Forfeited grows; "" if there is none
 
 	BodyBytes, MostBodyBytes int64 // that calls hold of their bodies, and that they may hold ([Config].Bodies)
 
-	// Level, Reserved and Capacity are those of the bucket, as parts of a minute's quota: with a burst of 30 s
-	// Capacity is 0.5. Level includes Reserved, which is what calls hold that have not ended.
+	// Level, Reserved and Capacity are the bucket's, as parts of a minute's quota: with a burst of 30 s Capacity is
+	// 0.5. Level includes Reserved, the reservations of calls that have not ended.
 	Level, Reserved, Capacity float64
 }
 
-// Taken is what calls have taken, as the provider counts it ([llm.Provider.Counted]).
+// Taken is the usage of calls, as the provider counts it ([llm.Provider.Counted]).
 type Taken struct{ Requests, Tokens, Input, Output uint64 }
 
-// A TeamStatus is what a [Ledger] tells of a team.
+// A TeamStatus is the part of a [Status] about a team.
 type TeamStatus struct {
 	Team         string
 	Weight       int
@@ -81,15 +81,15 @@ type TeamStatus struct {
 	Refused      uint64
 }
 
-// A Total is what the calls of a label have taken since the start.
+// A Total is the usage of a label since the start.
 type Total struct {
 	Team string // "other" for all teams that have no label of their own, and "" if no team has one
 	Taken
 	Refused uint64
 }
 
-// Status returns the state at an instant, with the teams that have taken the most tokens in the last hour, at most so many of
-// them. The first has taken the most.
+// Status returns the state at an instant, with at most so many teams: the ones with the most tokens in the last hour, the
+// greatest first.
 func (l *Ledger) Status(now time.Time, teams int) Status {
 	s, of := l.taken(now, teams)
 	// The line and the weights are asked without the lock: they are the caller's code, and each call that ends needs the lock.
@@ -114,7 +114,7 @@ func (l *Ledger) Status(now time.Time, teams int) Status {
 	return s
 }
 
-// taken returns the part of a Status that the Ledger itself knows, and its subject, which knows the rest.
+// taken returns the part of a Status that the Ledger itself has, and the subject for the rest.
 func (l *Ledger) taken(now time.Time, teams int) (Status, subject) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +138,7 @@ func (l *Ledger) taken(now time.Time, teams int) (Status, subject) {
 	return s, l.of
 }
 
-// Totals returns what has been taken since the start, by label.
+// Totals returns the usage since the start, by label.
 func (l *Ledger) Totals() []Total {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,7 +156,7 @@ func (l *Ledger) Totals() []Total {
 	return totals
 }
 
-// rankedLocked returns all teams, without what only the subject knows. The first has taken the most.
+// rankedLocked returns all teams, the one with the most tokens first, without Waiting and Weight.
 func (l *Ledger) rankedLocked(now time.Time) (teams []TeamStatus) {
 	for name, a := range l.teams {
 		teams = append(teams, a.status(name, l.at(now)))
@@ -167,17 +167,17 @@ func (l *Ledger) rankedLocked(now time.Time) (teams []TeamStatus) {
 	return teams
 }
 
-// hint says what to do about estimates that come back too late. A tenth is lost with any burst that is not a whole minute.
+// hint returns advice about reservations that are given back too late. A tenth is lost with any burst below a minute.
 func hint(st shaper.Stats) string {
 	if over := st.Forfeited + st.GivenBack; over == 0 || st.Forfeited <= over/10 {
 		return ""
 	}
 	share := 100 * float64(st.Forfeited) / float64(st.Forfeited+st.GivenBack)
-	return fmt.Sprintf("%.0f %% of what calls had reserved too much came back too late for others: a larger burst keeps it, "+
+	return fmt.Sprintf("%.0f %% of the tokens that calls had reserved in excess came back too late for others: a larger burst keeps them, "+
 		"and so do smaller limits of the answer, such as max_tokens", share)
 }
 
-// follow lets the Ledger tell of another subject, and keep what it has counted.
+// follow gives the Ledger another subject. The counts stay.
 func (l *Ledger) follow(s subject) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -192,7 +192,7 @@ func (l *Ledger) departed(team string, waited time.Duration, now time.Time) {
 	}, nil)
 }
 
-// ended notes what a call has taken.
+// ended notes the usage of a call.
 func (l *Ledger) ended(team string, took Taken, now time.Time) {
 	l.note(team, now, func(a *account, at instant) {
 		a.minute.now(at.second()).add(took)
@@ -212,7 +212,7 @@ func (l *Ledger) providerRefused() {
 	l.refusals++
 }
 
-// note enters something in the account of a team and in that of all, and in the totals; total is nil if they do not change.
+// note makes an entry in the account of a team, in the account of all, and in the totals; total is nil if they do not change.
 func (l *Ledger) note(team string, now time.Time, recent func(*account, instant), total func(*Total)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -235,7 +235,7 @@ func (l *Ledger) note(team string, now time.Time, recent func(*account, instant)
 	}
 }
 
-// newAccountLocked returns an account without entries. If there are enough, it is the one that was seen longest ago.
+// newAccountLocked returns an account without entries. Beyond mostTeams it reuses the one that was seen longest ago.
 func (l *Ledger) newAccountLocked() *account {
 	if len(l.teams) < mostTeams {
 		return new(account)
@@ -271,7 +271,7 @@ func (i instant) minute() int64 { return int64(i) / int64(time.Minute) }
 
 func (l *Ledger) at(now time.Time) instant { return instant(max(0, now.Sub(l.origin))) }
 
-// An account is what a team has taken, or all of them.
+// An account is the usage of a team, or of all.
 type account struct {
 	minute window // in seconds
 	hour   window // in minutes
@@ -284,7 +284,7 @@ func (a *account) status(team string, at instant) TeamStatus {
 	return TeamStatus{Team: team, Minute: minute.Taken, Hour: hour.Taken, LongestWait: hour.longest, Refused: a.total.Refused}
 }
 
-// A window has what was taken in each of the last sixty spans of time. The latest of them is not over.
+// A window has the usage in each of the last sixty spans of time. The latest of them is not over.
 type window struct {
 	latest  int64
 	entries [60]entry
@@ -305,7 +305,7 @@ func (w *window) now(span int64) *entry {
 	return &w.entries[w.latest%60]
 }
 
-// sum returns what was taken in the sixty spans that end with a span, and the longest wait.
+// sum returns the usage in the sixty spans that end with a span, and the longest wait.
 func (w *window) sum(span int64) (sum entry) {
 	w.now(span)
 	for _, e := range w.entries {
@@ -322,7 +322,7 @@ func (t *Taken) add(o Taken) {
 	t.Output += o.Output
 }
 
-// take subtracts what is part of t.
+// take subtracts o, a part of t.
 func (t *Taken) take(o Taken) {
 	t.Requests -= o.Requests
 	t.Tokens -= o.Tokens
@@ -330,11 +330,10 @@ func (t *Taken) take(o Taken) {
 	t.Output -= o.Output
 }
 
-// mostTokens is the most that a call is entered with. A number beyond it is no number of tokens, and must not let a
-// counter overflow.
+// mostTokens bounds an entry of a call. A larger number is no number of tokens, and must not let a counter overflow.
 const mostTokens = 1 << 40
 
-// takenBy returns what a call takes whose usage a provider has counted.
+// takenBy returns the entry for a call whose usage a provider has counted.
 func takenBy(counted llm.Usage) Taken {
 	n := func(tokens int) uint64 { return uint64(min(int64(max(0, tokens)), mostTokens)) }
 	input := n(counted.Input) + n(counted.CacheRead) + n(counted.CacheWrite)

@@ -77,7 +77,7 @@ func TestALedgerTellsTheStateOfTheLine(t *testing.T) {
 		settle(0)
 		st = l.Status(time.Now(), 1)
 		require.Positive(t, st.Forfeited)
-		require.Equal(t, "25 % of what calls had reserved too much came back too late for others: a larger burst keeps it, "+
+		require.Equal(t, "25 % of the tokens that calls had reserved in excess came back too late for others: a larger burst keeps them, "+
 			"and so do smaller limits of the answer, such as max_tokens", st.Hint)
 		time.Sleep(time.Minute)
 	})

@@ -14,11 +14,11 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A dialect is how the API of a provider says what a gateway says in its place.
+// A dialect has the forms of a provider's API for the responses of a gateway.
 type dialect struct {
 	provider llm.Provider // with all its functions
 	fail     func(h http.Header, f failure) (document any)
-	left     func(h http.Header, kind llm.Kind, limit, remaining int, full time.Duration) // nil: it does not say
+	left     func(h http.Header, kind llm.Kind, limit, remaining int, full time.Duration) // sets the rate-limit headers; nil: there are none
 }
 
 var dialects = map[string]dialect{
@@ -32,8 +32,8 @@ var dialects = map[string]dialect{
 // Providers returns the names of the providers that are known.
 func Providers() []string { return slices.Sorted(maps.Keys(dialects)) }
 
-// compatible returns the provider for APIs of OpenAI's form. Those that say what is left may count as Azure does: the prompt
-// and the most tokens of the answer, when a call begins. Calls of the others settle with what they have used.
+// compatible returns the provider for APIs of OpenAI's form. APIs with rate-limit headers may count as Azure does: the prompt
+// and the most tokens of the answer, when a call begins. Calls of the others settle with their usage.
 func compatible() llm.Provider {
 	p := llm.OpenAI
 	p.Counted = func(u llm.Usage) llm.Usage {
@@ -42,13 +42,12 @@ func compatible() llm.Provider {
 	return p
 }
 
-// limitFields are how the names of the fields begin by which providers say what is left of their limits.
+// limitFields are the prefixes of the providers' rate-limit headers.
 var limitFields = []string{"X-Ratelimit-", "X-Ratelimitbysize-", "Ratelimitbysize-", "Anthropic-Ratelimit-", "Llm_provider-X-Ratelimit-"}
 
-// setLeft replaces the fields that say what is left of the provider's limits by fields of the gateway's bucket: a caller
-// that heeds them must not do so for what others have taken. What is left is [shaper.Stats].Free, what may leave at once: nothing
-// while calls wait, while the line is held, or while as many calls run as may. All of it is left when the bucket has drained and no
-// hold lasts.
+// setLeft replaces the provider's rate-limit headers by the gateway's: a caller that heeds them must not slow down for the
+// usage of others. The remaining amount is [shaper.Stats].Free, the part that may leave at once: nothing while calls wait,
+// while the line is held, or while as many calls run as may. It is full when the bucket has drained and no hold lasts.
 func (g *Gateway) setLeft(h http.Header) {
 	for field := range h {
 		if slices.ContainsFunc(limitFields, func(begin string) bool { return strings.HasPrefix(field, begin) }) {
@@ -85,7 +84,8 @@ func leftAnthropic(h http.Header, kind llm.Kind, limit, remaining int, full time
 	h.Set(field+"-Reset", time.Now().Add(full+time.Second-1).UTC().Format(time.RFC3339))
 }
 
-// Limits returns the limits of the line of a gateway whose [Config] has that Scale. The others are as for [llm.Quota.Limits].
+// Limits returns the limits of the line of a gateway whose [Config] has that Scale. The other arguments are as for
+// [llm.Quota.Limits].
 func Limits(q llm.Quota, scale float64, burst time.Duration, depth int) (shaper.Limits, error) {
 	l, err := q.Limits(burst, depth)
 	if err == nil && scale != 0 {
@@ -103,8 +103,8 @@ func isScale(n float64) bool { return n > 0 && !math.IsInf(n, 1) }
 
 func times[N ~int | ~float64](n N, by float64) N { return N(float64(n) * by) }
 
-// Scale returns the Scale of the [Config] for a line that was made for the quota from and now has the quota to: by how
-// much the least of the limits that both have has grown.
+// Scale returns the Scale of the [Config] for a line that was made for the quota from and now has the quota to: the
+// smallest ratio between limits that both have.
 func Scale(from, to llm.Quota) float64 {
 	scale := math.Inf(1)
 	for _, l := range [][2]int{{from.Requests, to.Requests}, {from.Tokens, to.Tokens}, {from.Input, to.Input}, {from.Output, to.Output}} {

@@ -11,11 +11,11 @@ import (
 	"example.com/leakybucket/llm"
 )
 
-// StatusGone is the status in a [Record] of a call whose caller went before there was an answer: while the call waited, with a
+// StatusGone is the status in a [Record] of a call whose caller went before the response: while the call waited, with a
 // Duration of 0, or at the provider. net/http has no name for it.
 const StatusGone = 499
 
-// A Record tells of one call, when it has ended. As JSON it is a line of a usage log.
+// A Record is the record of a call that has ended. As JSON it is a line of a usage log.
 type Record struct {
 	Time     time.Time `json:"time"` // when the call came
 	Team     string    `json:"team"`
@@ -23,19 +23,19 @@ type Record struct {
 	Estimate Used      `json:"estimate"`
 	Actual   *Actual   `json:"actual"`   // nil: none was reported, and the estimate was charged
 	Waited   float64   `json:"waited"`   // seconds in line
-	Duration float64   `json:"duration"` // seconds from leaving the line until the end of the answer
-	Status   int       `json:"status"`   // that the caller got: 429 or 503 if the gateway has refused the call, and StatusGone
+	Duration float64   `json:"duration"` // seconds from leaving the line until the end of the response
+	Status   int       `json:"status"`   // for the caller: 429 or 503 if the gateway has refused the call, or StatusGone
 
 	HeldByProvider bool `json:"held_by_provider,omitempty"` // the provider had refused the call before
 }
 
-// Used is what a call may take, in tokens.
+// Used has the tokens of an estimate.
 type Used struct {
 	Input  int `json:"input"`
 	Output int `json:"output"`
 }
 
-// Actual is what a call has taken, in tokens, as its answer reports.
+// Actual is the usage of a call, in tokens, as its response reports.
 type Actual struct {
 	Used
 	CacheRead  int `json:"cache_read"`
@@ -59,7 +59,7 @@ func (c *call) record() Record {
 	return r
 }
 
-// longestModel is how much of the name of a model is kept, which a caller writes.
+// longestModel bounds the kept bytes of the name of a model, which a caller writes.
 const longestModel = 256
 
 // modelOf returns the model that a call names in its body, or in its path as Gemini, Bedrock and Azure have it.
@@ -88,11 +88,11 @@ func modelInPath(r *http.Request) string {
 	return ""
 }
 
-// methodOfGoogle is what stands behind the model in a path of Google's, such as :generateContent or :countTokens. Names of Bedrock's
-// models have a number behind a colon.
+// methodOfGoogle is the method behind the model in a path of Google's, such as :generateContent or :countTokens. Names of
+// Bedrock's models have a number behind a colon.
 var methodOfGoogle = regexp.MustCompile(`:[A-Za-z]+$`)
 
-// takenFor returns what is entered in the ledger for a call that has ended.
+// takenFor returns the entry in the ledger for a call that has ended.
 func (g *Gateway) takenFor(estimate llm.Usage, m *llm.Meter) Taken {
 	if m != nil {
 		if counted, ok := m.Counted(); ok {

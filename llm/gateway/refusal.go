@@ -12,14 +12,14 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A failure is what is said in place of an answer.
+// A failure is a response of the gateway in the provider's place.
 type failure struct {
 	status  int
 	message string
 	after   time.Duration // to come back after; 0: coming back does not help, or it is unknown when
 }
 
-// soonest is the shortest time after which a refused call is asked to come back, which is what Retry-After can say.
+// soonest is the shortest time after which a refused call is asked to come back: the least that Retry-After can say.
 const soonest = time.Second
 
 // longestSpread keeps a sum of times from overflowing.
@@ -30,8 +30,8 @@ var (
 	errNoRoom  = errors.New("gateway: there is no room for a body that comes so slowly")
 )
 
-// WriteError answers a call that was not admitted, in the provider's own format, so that its clients do what they do at the
-// provider: as [shaper.WriteError] says, with the field retry-after-ms besides.
+// WriteError responds to a call that was not admitted, in the provider's own format, which its clients understand. Status and
+// times are as of [shaper.WriteError], with the field retry-after-ms besides.
 func (g *Gateway) WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	f := failureOf(r, err)
 	h := w.Header()
@@ -49,8 +49,8 @@ func (g *Gateway) WriteError(w http.ResponseWriter, r *http.Request, err error) 
 	g.writeFailure(w, f)
 }
 
-// WriteUnreachable answers a call in the provider's format for the handler behind the gateway, which has no answer of the provider.
-// status is 502, 503 or 504. w is the one that the handler was given; ok is false if it has begun to answer.
+// WriteUnreachable responds in the provider's format, for a handler behind the gateway that got no response of the provider.
+// status is 502, 503 or 504. w must be the handler's; ok is false if its response has begun.
 func (g *Gateway) WriteUnreachable(w http.ResponseWriter, status int) (ok bool) {
 	if a, isAnswer := w.(*answer); !isAnswer || a.status != 0 {
 		return false
@@ -59,8 +59,8 @@ func (g *Gateway) WriteUnreachable(w http.ResponseWriter, status int) (ok bool) 
 	return true
 }
 
-// giveUpBody lets a refusal reach a client that is still sending. As net/http sends no answer before it has read some of the rest, the
-// rest gets the time that [shaper.Middleware] gives it.
+// giveUpBody lets a refusal reach a client that is still sending. net/http sends no response before it has read some of the
+// rest of the body, so the rest gets as much time as in [shaper.Middleware].
 func giveUpBody(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoMajor >= 2 || r.ContentLength == 0 {
 		return
@@ -74,7 +74,7 @@ func giveUpBody(w http.ResponseWriter, r *http.Request) {
 func (g *Gateway) writeFailure(w http.ResponseWriter, f failure) {
 	h := w.Header()
 	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
-		h.Del(field) // Another handler may have set them for the body of another answer.
+		h.Del(field) // Another handler may have set them for the body of another response.
 	}
 	h.Set("Cache-Control", "no-store")
 	h.Set("Content-Type", "application/json")
@@ -83,7 +83,7 @@ func (g *Gateway) writeFailure(w http.ResponseWriter, f failure) {
 	_, _ = w.Write(append(text, '\n')) // An error means that the client has gone.
 }
 
-// failureOf returns what is to be said of an error.
+// failureOf returns the failure for an error.
 func failureOf(r *http.Request, err error) failure {
 	_, isTooLong := errors.AsType[*http.MaxBytesError](err)
 	switch {
@@ -112,7 +112,7 @@ func failureOf(r *http.Request, err error) failure {
 	return f
 }
 
-// An answered takes what [shaper.WriteError] writes.
+// An answered records the output of [shaper.WriteError].
 type answered struct {
 	header http.Header
 	status int

@@ -23,21 +23,21 @@ import (
 //	gold: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 //
 // with the SHA-256 of the team's token in hexadecimal. A team may have several lines, to change its token. Empty lines and
-// lines that begin with # are left out. When the file changes it is read again, within a second of the next call; if it has
-// a mistake then, what it said before holds. Teams is safe for concurrent use.
+// lines that begin with # are ignored. A file that changes is read again, within a second of the next call; if it has
+// a mistake then, the earlier teams stay. Teams is safe for concurrent use.
 type Teams struct {
 	path string
 	log  *slog.Logger
 
 	named atomic.Pointer[map[[sha256.Size]byte]string] // a new map each time that the file is read
 
-	looking sync.Mutex // held by the call that looks at the file, which may take long; no other waits for it
+	looking sync.Mutex // held by the call that checks the file, which may take long; no other waits for it
 	looked  time.Time
 	read    os.FileInfo
 	said    string // the mistake that was told last; "" if there has been none since
 }
 
-// OpenTeams reads a file. log gets the mistakes of a later one; nil: nobody does.
+// OpenTeams reads a file. The mistakes of later versions go to log, unless it is nil.
 func OpenTeams(path string, log *slog.Logger) (*Teams, error) {
 	t := &Teams{path: path, log: log}
 	if err := t.readFile(); err != nil {
@@ -46,12 +46,11 @@ func OpenTeams(path string, log *slog.Logger) (*Teams, error) {
 	return t, nil
 }
 
-// everySoOften is how often a file is looked at, at most.
+// everySoOften is the least time between two looks at a file.
 const everySoOften = time.Second
 
-// Of returns the team whose token a call has, and takes the token out of the call, where the provider must not see it. The
-// token may stand wherever a key of a provider may: in Authorization, X-Api-Key, X-Goog-Api-Key, Api-Key, or as the
-// parameter key.
+// Of returns the team whose token a call has, and removes the token, which the provider must not see. The token may stand
+// wherever a key of a provider may: in Authorization, X-Api-Key, X-Goog-Api-Key, Api-Key, or as the parameter key.
 func (t *Teams) Of(r *http.Request) (team string, ok bool) {
 	t.refresh()
 	query := r.URL.Query()
@@ -93,8 +92,8 @@ func (t *Teams) owner(token string) (team string, ok bool) {
 	return team, ok
 }
 
-// refresh reads the file again if it has changed. While another call does so, what the file said before holds: a slow disk
-// must not hold up all calls.
+// refresh reads the file again if it has changed. While another call does so, the earlier teams stay: a slow disk must not
+// hold up all calls.
 func (t *Teams) refresh() {
 	if !t.looking.TryLock() {
 		return
@@ -143,7 +142,7 @@ func (t *Teams) readFile() error {
 			err = errors.New("the token of another line")
 		}
 		if err != nil {
-			return fmt.Errorf("%s:%d: %w", t.path, n, err) // Nothing of the line: it may be a token by mistake.
+			return fmt.Errorf("%s:%d: %w", t.path, n, err) // It does not quote the line, which may be a token by mistake.
 		}
 		named[sum] = team
 	}
@@ -165,7 +164,7 @@ func parseTeam(line string) (team string, sum [sha256.Size]byte, err error) {
 	}
 	decoded, err := hex.DecodeString(strings.TrimSpace(text))
 	if err != nil || len(decoded) != len(sum) {
-		return "", sum, errors.New("what stands behind the team is no SHA-256, which has 64 hexadecimal digits, as sha256sum prints them")
+		return "", sum, errors.New("the value after the team must be a SHA-256: 64 hexadecimal digits, as sha256sum prints")
 	}
 	return team, [sha256.Size]byte(decoded), nil
 }

@@ -59,8 +59,8 @@ func TestMistakesInAFileOfTeams(t *testing.T) {
 		"":                                      "it has no team",
 		"gold\n":                                `:1: it must read "team: sha256"`,
 		": 00\n":                                `:1: it must read "team: sha256"`,
-		"# one\ngold: sk-secret\n":              ":2: what stands behind the team is no SHA-256",
-		teamLine("a", "x")[:40] + "\n":          ":1: what stands behind the team is no SHA-256",
+		"# one\ngold: sk-secret\n":              ":2: the value after the team must be a SHA-256",
+		teamLine("a", "x")[:40] + "\n":          ":1: the value after the team must be a SHA-256",
 		teamLine("a", "x") + teamLine("b", "x"): ":2: the token of another line",
 	} {
 		file := filepath.Join(t.TempDir(), "teams")
