@@ -144,6 +144,12 @@ func TestTimeInTheLineCostsARefusalNothing(t *testing.T) {
 	})
 }
 
+// A comeBody is a body that says of itself that all of it has come.
+type comeBody struct{ io.Reader }
+
+func (comeBody) Close() error  { return nil }
+func (comeBody) HasCome() bool { return true }
+
 // A read deadline that passes while the handler runs would cancel its request, whether the
 // middleware has left it under a body that has been read, or it applies to net/http's own read of
 // the connection. A Middleware within another must know whose body it gets.
@@ -155,6 +161,10 @@ func TestAHandlerMayOutlastTheReadTimeout(t *testing.T) {
 	andBack := touched(func(r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		r.Body = io.NopCloser(bytes.NewReader(body))
+	})
+	inAnotherWay := touched(func(r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		r.Body = comeBody{bytes.NewReader(body)}
 	})
 	const before, after, never = -timeout, 2 * timeout, 0
 	for _, c := range []struct {
@@ -169,6 +179,7 @@ func TestAHandlerMayOutlastTheReadTimeout(t *testing.T) {
 		{"a body that an outer handler has read", small, in, longWait, never},
 		{"a limited body that an outer handler has read", small, inLimited, longWait, never},
 		{"a body that an outer handler has read and put back", small, andBack, longWait, after},
+		{"a body that an outer handler has put back in a way that says so", small, inAnotherWay, longWait, after},
 		{"of unknown length, read by an outer handler", unknown, in, longWait, never},
 		{"of unknown length, read and put back", unknown, andBack, longWait, after},
 		{"a body read ahead", small, asIs, timeout / 4, after},
