@@ -385,3 +385,45 @@ func TestManyBodiesInLittleRoom(t *testing.T) {
 		require.Positive(t, said[503])
 	})
 }
+
+// Over HTTP/2, where a deadline ends the body and not the connection, it is the same, and a call beside it is served.
+func TestABodyThatDoesNotComeOverHTTP2EndsAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, "openai", llm.Quota{Requests: 60}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }), nil)
+		client, conn := net.Pipe()
+		accepted := pipe{make(chan net.Conn, 1)} // one connection
+		accepted.conns <- conn
+		protocols := new(http.Protocols)
+		protocols.SetUnencryptedHTTP2(true)
+		server := &http.Server{Handler: g, Protocols: protocols}
+		go func() { _ = server.Serve(accepted) }()
+		transport := &http.Transport{
+			Protocols:   protocols,
+			DialContext: func(context.Context, string, string) (net.Conn, error) { return client, nil },
+		}
+		rest, body := io.Pipe()
+		ended := make(chan int)
+		go func() {
+			answer, err := transport.RoundTrip(post(t, t.Context(), io.MultiReader(strings.NewReader("{"), rest), -1))
+			if err != nil {
+				t.Error(err)
+			} else {
+				ended <- answer.StatusCode
+			}
+			close(ended)
+		}()
+		time.Sleep(time.Second)
+		answer, err := transport.RoundTrip(post(t, t.Context(), strings.NewReader(bodyOf(5000)), 5000))
+		require.NoError(t, err)
+		text, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		require.Equal(t, bodyOf(5000), string(text))
+		require.Equal(t, 408, <-ended)
+		require.Equal(t, gateway.DefaultBodyTimeout, time.Since(epoch))
+		require.NoError(t, body.Close())
+		synctest.Wait()
+		require.Zero(t, g.held())
+		transport.CloseIdleConnections()
+		require.NoError(t, server.Close())
+	})
+}
