@@ -183,26 +183,19 @@ func (c *chain) reserve(ctx context.Context, estimate int, kind entryKind) (unse
 }
 
 // A chainReservation is a request that all Limiters of a [Chain] have let leave.
-type chainReservation struct {
-	once sync.Once // A foreign settle may not bear a second call.
-	all  []unsettled
+type chainReservation struct{ all []unsettled }
+
+// each calls a function for each of them: the last one first, and each even if another panics.
+func (v *chainReservation) each(f func(unsettled)) {
+	for _, one := range v.all {
+		defer f(one)
+	}
 }
 
-func (v *chainReservation) settle(actual int) {
-	v.once.Do(func() {
-		for _, one := range v.all {
-			defer one.settle(actual) // The last one first, and each of them even if another panics.
-		}
-	})
-}
-
-func (v *chainReservation) notSent() {
-	v.once.Do(func() {
-		for _, one := range v.all {
-			defer one.notSent()
-		}
-	})
-}
+func (v *chainReservation) settle(actual int)     { v.each(func(u unsettled) { u.settle(actual) }) }
+func (v *chainReservation) settleCost(actual int) { v.each(func(u unsettled) { u.settleCost(actual) }) }
+func (v *chainReservation) releaseSeat()          { v.each(unsettled.releaseSeat) }
+func (v *chainReservation) notSent()              { v.each(unsettled.notSent) }
 
 func (c *chain) reserves() bool { return slices.ContainsFunc(c.links, inner.reserves) }
 
@@ -381,9 +374,13 @@ type pricedReservation struct {
 	by priced
 }
 
-func (v pricedReservation) settle(actual int) {
+func (v pricedReservation) settle(actual int)     { v.with(actual, v.unsettled.settle) }
+func (v pricedReservation) settleCost(actual int) { v.with(actual, v.unsettled.settleCost) }
+
+// with calls a function with the price of a cost; with -1 if it has none.
+func (v pricedReservation) with(actual int, settle func(int)) {
 	cost := -1
-	defer func() { v.unsettled.settle(cost) }() // Even if the function panics.
+	defer func() { settle(cost) }() // Even if the function panics.
 	if n, err := v.by.price(actual); err == nil {
 		cost = n
 	}

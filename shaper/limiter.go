@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
@@ -264,8 +265,10 @@ func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(),
 
 // An unsettled is a request that has left, and is to be settled once. Another time does nothing.
 type unsettled interface {
-	settle(actual int) // as Reserve says of its settle
-	notSent()          // settles for a request that has not been sent after all
+	settle(actual int)     // as Reserve says of its settle; it gives back the seat, too
+	settleCost(actual int) // settles the cost alone; settle then only gives back the seat
+	releaseSeat()          // gives back the seat alone
+	notSent()              // settles for a request that has not been sent after all
 }
 
 // settleOf returns the settle of an unsettled, which may be nil.
@@ -313,14 +316,14 @@ func (f foreign) reserve(ctx context.Context, estimate int, kind entryKind) (uns
 		if err != nil {
 			return nil, err
 		}
-		return onlyReleased{release}, nil
+		return &onlyReleased{release: release}, nil
 	}
 	ctx = withoutClaim(ctx)
 	settle, err := l.Reserve(ctx, estimate)
 	if err != nil {
 		return nil, err
 	}
-	v := foreignReservation{settle}
+	v := &foreignReservation{given: settle}
 	handedOn := false
 	defer func() {
 		if !handedOn { // The context has ended, or its Err has panicked.
@@ -334,27 +337,42 @@ func (f foreign) reserve(ctx context.Context, estimate int, kind entryKind) (uns
 	return v, nil
 }
 
-// A foreignReservation is a request that a [Limiter] of another type has let leave. The function may be nil.
-type foreignReservation struct{ given func(actual int) }
-
-func (v foreignReservation) settle(actual int) {
-	if v.given != nil {
-		v.given(actual)
-	}
+// A foreignReservation is a request that a [Limiter] of another type has let leave. The function may be nil,
+// and may not bear a second call. Its seat can't be told from its cost.
+type foreignReservation struct {
+	once  sync.Once
+	given func(actual int)
 }
 
-func (v foreignReservation) notSent() { v.settle(0) }
-
-// An onlyReleased is a request whose estimate stands. The function may be nil.
-type onlyReleased struct{ release func() }
-
-func (v onlyReleased) settle(int) {
-	if v.release != nil {
-		v.release()
-	}
+func (v *foreignReservation) settle(actual int) {
+	v.once.Do(func() {
+		if v.given != nil {
+			v.given(actual)
+		}
+	})
 }
 
-func (v onlyReleased) notSent() { v.settle(0) }
+func (v *foreignReservation) settleCost(actual int) { v.settle(actual) }
+func (v *foreignReservation) releaseSeat()          {}
+func (v *foreignReservation) notSent()              { v.settle(0) }
+
+// An onlyReleased is a request whose estimate stands. The function may be nil, and may not bear a second call.
+type onlyReleased struct {
+	once    sync.Once
+	release func()
+}
+
+func (v *onlyReleased) releaseSeat() {
+	v.once.Do(func() {
+		if v.release != nil {
+			v.release()
+		}
+	})
+}
+
+func (v *onlyReleased) settle(int)     { v.releaseSeat() }
+func (v *onlyReleased) settleCost(int) {}
+func (v *onlyReleased) notSent()       { v.releaseSeat() }
 
 func (f foreign) forecast(n int) (wait time.Duration, err error) {
 	if l, ok := f.Limiter.(interface {

@@ -137,10 +137,10 @@ func (h handler) wrap(next http.Handler) http.Handler {
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if n := h.cost(r); n == 0 {
 		h.next.ServeHTTP(w, r)
-	} else if h.limiterFor != nil || h.mayDryRun {
+	} else if h.limiterFor != nil || h.mayDryRun || h.reserve {
 		h.serveEach(w, r, n)
 	} else {
-		h.serve(h.limiter, w, r, n)
+		h.serve(h.limiter, nil, w, r, n)
 	}
 }
 
@@ -157,28 +157,40 @@ func (h *handler) serveEach(w http.ResponseWriter, r *http.Request, n int) {
 			return
 		}
 	}
-	if h.mayDryRun && !wantsVerdict(r.Context()) {
-		h.serveWithVerdict(limiter, w, r, n)
+	ctx := r.Context()
+	if h.mayDryRun && !wantsVerdict(ctx) {
+		ctx = ContextWithVerdict(ctx)
+	}
+	var reserved *settling
+	if h.reserve && n > 0 && limiter.reserves() {
+		reserved = &settling{outer: settlingOf(ctx), limiter: limiter, estimate: n}
+		ctx = context.WithValue(ctx, settlingKey{}, reserved)
+	}
+	if ctx == r.Context() {
+		h.serve(limiter, nil, w, r, n)
 		return
 	}
-	h.serve(limiter, w, r, n)
+	h.serveWith(ctx, limiter, reserved, w, r, n)
 }
 
-// serveWithVerdict is serve for a request on which a dry run may leave a [Verdict].
+// serveWith is serve for a request that gets another context.
 //
 //go:noinline
-func (h *handler) serveWithVerdict(limiter inner, w http.ResponseWriter, outer *http.Request, n int) {
+func (h *handler) serveWith(ctx context.Context, limiter inner, reserved *settling, w http.ResponseWriter, outer *http.Request, n int) {
 	// This makes a map that both requests share. Routers other than net/http's
 	// set their path values in it.
 	outer.SetPathValue("", "")
-	r := outer.WithContext(ContextWithVerdict(outer.Context()))
+	r := outer.WithContext(ctx)
 	defer httpin.CopyBack(outer, r)
-	h.serve(limiter, w, r, n)
+	if reserved != nil {
+		defer reserved.end()
+	}
+	h.serve(limiter, reserved, w, r, n)
 }
 
 // serve lets a request of cost n wait for the [Limiter], and then runs the next handler or
-// answers.
-func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n int) {
+// answers. If reserved is not nil, the cost is an estimate.
+func (h *handler) serve(limiter inner, reserved *settling, w http.ResponseWriter, r *http.Request, n int) {
 	conn := serverconn.Of(w, r)
 	// A Limiter is not asked for a negative cost: some Limiters, x/time's among
 	// them, would let more through after it.
@@ -198,7 +210,13 @@ func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n
 	if h.waitField != "" {
 		ctx = h.untilField(ctx, r)
 	}
-	release, err := limiter.enter(ctx, n, newcomer)
+	var release func()
+	var err error
+	if reserved != nil {
+		release, err = reserved.enter(ctx)
+	} else {
+		release, err = limiter.enter(ctx, n, newcomer)
+	}
 	err = h.endWait(conn, start, release, err)
 	h.conclude(conn, limiter, release, err)
 }

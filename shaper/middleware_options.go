@@ -28,6 +28,7 @@ type middlewareOptions struct {
 	rateLimitFields rateLimitFields
 	serverTiming    bool
 	waitField       string
+	reserve         bool
 	verdictField    string
 	log             *refusalLog
 }

@@ -147,14 +147,22 @@ func (v *reservation) orNothing() (settle func(actual int)) {
 
 // settle is what Reserve returns.
 func (v *reservation) settle(actual int) {
+	defer v.releaseSeat()
+	v.settleCost(actual)
+}
+
+func (v *reservation) releaseSeat() {
+	if v.seat != nil {
+		v.seat.release(v.d, v.f)
+	}
+}
+
+func (v *reservation) settleCost(actual int) {
 	if v.isOver.Swap(true) {
 		return
 	}
 	if v.of != nil {
 		v.countReserved(-v.estimate)
-	}
-	if v.seat != nil {
-		defer v.seat.release(v.d, v.f)
 	}
 	over := v.estimate - int64(actual)
 	switch {

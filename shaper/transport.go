@@ -157,8 +157,8 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	sent = true // From here on Base must close the body.
 	response, asked, err := t.send(limiter, r, end)
-	if err == nil && response != nil && t.Retry && n > 0 && t.isRefusal(response, asked) {
-		return t.sendAgain(limiter, r, n, came, response, asked)
+	if err == nil && response != nil && t.Retry && (n > 0 || end.carried != nil) && t.isRefusal(response, asked) {
+		return t.sendAgain(limiter, r, n, came, end.carried, response, asked)
 	}
 	return response, err
 }
@@ -223,6 +223,7 @@ func (t Transport) limiterOf(r *http.Request, n int) (inner, error) {
 type requestEnd struct {
 	release  func()
 	reserved unsettled // if the Transport has Actual
+	carried  *settling // if a Middleware has reserved for it; nil: none has
 }
 
 // with returns the function to call at the end of a request whose actual cost a function returns; nil
@@ -243,6 +244,9 @@ func (e requestEnd) with(actual func() int) func() {
 // enterNew lets a request of cost n wait for the Limiter, as a newcomer. With an error there is
 // nothing to be called at its end.
 func (t Transport) enterNew(l inner, r *http.Request, n int) (requestEnd, error) {
+	if s := settlingOf(r.Context()).take(l); s != nil {
+		return t.endOf(s), nil
+	}
 	if n == 0 && t.Actual == nil {
 		return requestEnd{}, nil
 	}
@@ -297,7 +301,7 @@ func (t Transport) send(limiter inner, r *http.Request, end requestEnd) (respons
 	if asked.span = min(t.holdFrom(response), t.maxHold()); asked.span > 0 {
 		asked.held = hold(limiter, r, asked.span)
 	}
-	if end.reserved != nil {
+	if end.reserved != nil && !(end.carried != nil && t.Retry && t.isRefusal(response, asked)) { // That is to be settled with 0.
 		ends = end.with(t.Actual(response))
 	}
 	withBody = ends != nil && httpout.ReleaseWithBody(response, r.Method, ends)
@@ -358,7 +362,7 @@ func (t Transport) isRefusal(response *http.Response, asked pause) bool {
 //
 // GetBody, the bodies and the Limiter are foreign code, which may panic. Then both
 // bodies are closed. Closing the refusal's body also ends the time in flight.
-func (t Transport) sendAgain(limiter inner, r *http.Request, n int, came time.Time, refusal *http.Response, asked pause) (*http.Response, error) {
+func (t Transport) sendAgain(limiter inner, r *http.Request, n int, came time.Time, carried *settling, refusal *http.Response, asked pause) (*http.Response, error) {
 	until := time.Now().Add(asked.span)
 	ctx, stop := httpout.WaitContextOf(r)
 	defer stop()
@@ -388,7 +392,7 @@ func (t Transport) sendAgain(limiter inner, r *http.Request, n int, came time.Ti
 	if !ok {
 		return refusal, nil
 	}
-	end, err := t.reenter(&waitContext{Context: ctx, asked: came}, limiter, n, until, asked.held)
+	end, err := t.reenter(&waitContext{Context: ctx, asked: came}, limiter, carried, n, until, asked.held)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
@@ -406,7 +410,7 @@ func (t Transport) sendAgain(limiter inner, r *http.Request, n int, came time.Ti
 // reenter lets a refused request of cost n wait for the Limiter again: at the head of
 // a [Shaper]'s line. If held is false, the request itself first waits until the instant
 // until.
-func (t Transport) reenter(ctx context.Context, l inner, n int, until time.Time, held bool) (requestEnd, error) {
+func (t Transport) reenter(ctx context.Context, l inner, carried *settling, n int, until time.Time, held bool) (requestEnd, error) {
 	if !held {
 		if hold := time.Until(until); hold > 0 {
 			held := time.NewTimer(hold)
@@ -418,5 +422,20 @@ func (t Transport) reenter(ctx context.Context, l inner, n int, until time.Time,
 			}
 		}
 	}
-	return t.enter(ctx, l, n, reentry)
+	if carried == nil {
+		return t.enter(ctx, l, n, reentry)
+	}
+	if err := carried.reenter(ctx); err != nil {
+		return requestEnd{}, err
+	}
+	return t.endOf(carried), nil
+}
+
+// endOf returns the end of a request for which a Middleware has reserved.
+func (t Transport) endOf(s *settling) requestEnd {
+	end := requestEnd{carried: s}
+	if t.Actual != nil {
+		end.reserved = sending{s}
+	}
+	return end
 }

@@ -30,7 +30,7 @@ var readingOrder = strings.Fields(`
 	limiter chain key
 	recording block dryrun reservations reserve fair
 	shared_options shared_flow shared_meter shared_levels shared_pump
-	middleware_options middleware transport
+	middleware_options middleware_reserve middleware transport
 `)
 
 // engineFiles are read by whoever wants to know how a Shaper without options works.
