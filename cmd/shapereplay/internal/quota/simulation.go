@@ -164,7 +164,8 @@ func ran(r *accesslog.Record) bool {
 // before: its token was not valid, or its body could not be read.
 func cameToLine(r *accesslog.Record) bool {
 	switch r.Status {
-	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusRequestEntityTooLarge:
+	case http.StatusRequestTimeout, http.StatusUnauthorized, http.StatusRequestEntityTooLarge,
+		http.StatusBadRequest: // of older gateways, whose body did not come
 		return false
 	}
 	return true
