@@ -87,8 +87,6 @@ func (b *bucket) ledger() ledger {
 	return nil
 }
 
-func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }
-
 // coldOrNew returns the cold fields, to be changed. It makes them if there are none.
 func (b *bucket) coldOrNew() *cold {
 	if b.cold == nil {
@@ -195,7 +193,7 @@ func (b *bucket) lastLeftAt(now int64) int64 {
 	return (now>>b.leftAtUnit - int64(ago)) << b.leftAtUnit
 }
 
-// release lets the head of the line, of cost n, leave if its slot has come. It returns
+// letLeave lets the head of the line, of cost n, leave if its slot has come. It returns
 // the slot, and reports whether the head has left.
 //
 // The departure counts as of its slot, even if the ticker was late. So a departure
@@ -203,7 +201,7 @@ func (b *bucket) lastLeftAt(now int64) int64 {
 // beyond the slack is lost: the bucket counts as not having leaked meanwhile.
 // Otherwise the level would be lower than at a punctual departure, and later requests
 // would make up the loss after all.
-func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, hasLeft bool) {
+func (b *bucket) letLeave(since exact.Nanos, now, n int64) (slot exact.Nanos, hasLeft bool) {
 	slot = b.slot(since, n)
 	if slot.Ceil() > now {
 		return slot, false
@@ -293,30 +291,6 @@ func (b *bucket) level(now int64) float64 {
 		return b.interval.Units(b.interval.Minus(b.empty, at))
 	}
 	return b.interval.UnitsSince(now, b.empty, b.roundedUpBy())
-}
-
-// change puts other limits in force from now on. It keeps the level exactly: empty
-// moves so that the level now is the same at the new rate. At [rate.Inf] the level is
-// always 0, so a change to rate.Inf and back empties the bucket.
-func (b *bucket) change(to *plan, now int64) {
-	old, next, at := b.interval, to.interval, exact.At(now)
-	switch {
-	case next == old:
-		b.plan = to
-		return
-	case !b.empty.After(at) || old.IsZero() || next.IsZero():
-		b.plan = to
-		b.setEmpty(at, nil)
-		if l := b.ledger(); l != nil {
-			l.emptied()
-		}
-		return
-	}
-	b.plan = to
-	b.setEmpty(old.Rescale(b.empty, b.roundedUpBy(), now, next))
-	if l := b.ledger(); l != nil {
-		l.rescaled(b, old)
-	}
 }
 
 // A plan is [Limits] in the form that a bucket needs. It never changes; all buckets of

@@ -27,8 +27,10 @@ type lineless struct {
 
 func newLineless(l Limits) lineless { return lineless{bucket: newBucket(l)} }
 
+func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }
+
 func (b *lineless) release(now, n int64) (left bool) {
-	slot, left := b.bucket.release(b.since, now, n)
+	slot, left := b.bucket.letLeave(b.since, now, n)
 	if left {
 		b.since = slot
 	}

@@ -31,18 +31,6 @@ func (r *request) tellEnd(e ender) {
 	r.with.ender = e
 }
 
-// arrived are the parts of a request that a watcher is told.
-type arrived struct {
-	at, cost, deadline int64
-	kind               entryKind
-	verdict            *Verdict
-}
-
-// arrived returns the parts of a request that came at an instant.
-func (r *request) arrived(at int64) arrived {
-	return arrived{at, r.cost, r.deadline, r.kind, r.verdict}
-}
-
 // An account is kept for a request by the ledger of the bucket that it leaves. The lock is held when it is told
 // of the request.
 type account interface {
@@ -75,19 +63,6 @@ func checkCostAndContext(n int64, ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Ends are the instants by which a request must have left: before the deadline of its context, and not after
-// the bound that it states itself ([WithWaitField]). Each is forever if there is none.
-type ends struct{ deadline, bound int64 }
-
-// ends returns the ends of a request.
-func (r *request) ends() ends {
-	e := ends{r.deadline, exact.Forever}
-	if c := r.claim(); c != nil {
-		e.bound = c.until
-	}
-	return e
-}
-
 // untilDeadline returns the time from now to a request's deadline; forever if it has
 // none.
 func untilDeadline(deadline, now int64) time.Duration {
@@ -104,7 +79,7 @@ func untilDeadline(deadline, now int64) time.Duration {
 func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	r.entered = now
 	switch {
-	case r.needsRelease(d, f):
+	case r.mustTellEnd(d, f):
 		return decision{err: errUseAcquire}
 	case !d.plain:
 		return d.decideAttachedLocked(f, now, r)
@@ -210,12 +185,12 @@ func (d *dispatcher) admitInOrderLocked(f *flow, now int64, r *request) decision
 	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
 }
 
-// needsRelease reports whether a request would take a seat, and its caller would not say
+// mustTellEnd reports whether a request would take a seat, and its caller would not say
 // when it ends. An allow on a dispatcher that is no longer open is refused anyway.
 // [Shaper.WaitN] asks this itself, before it checks the call: with a cap it returns errUseAcquire
 // for a negative cost and an ended context, too.
-func (r *request) needsRelease(d *dispatcher, f *flow) bool {
-	return f.capped() && !r.releases && (r.kind != allow || d.phase == open)
+func (r *request) mustTellEnd(d *dispatcher, f *flow) bool {
+	return f.capped() && !r.tellsEnd && (r.kind != allow || d.phase == open)
 }
 
 // passLocked lets a request that may leave at once do so.
@@ -265,36 +240,6 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	d.waiting++
 	d.markDirtyLocked(f)
 	return w
-}
-
-// announce runs the hook that is to be told of a decision, and notes the Done channel
-// of the context of a request that waits. The lock is not held.
-func (r *request) announce(d *dispatcher, f *flow, dec decision) {
-	switch {
-	case dec.event == enqueuedEvent:
-		r.announceEntry(d, f, dec)
-	case dec.event != noEvent:
-		r.announceEnd(d, f, r.entered, dec) // It has not waited.
-	}
-}
-
-// announceEnd runs the hook of a request that is not in line, or no longer: it left, was
-// refused or gave up at the instant at. It waited from r.entered until then.
-func (r *request) announceEnd(d *dispatcher, f *flow, at int64, dec decision) {
-	ev := Event{
-		Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead),
-		At: d.timeOf(at), Waited: time.Duration(at - r.entered), Err: dec.err, Verdict: r.verdict,
-	}
-	switch dec.event {
-	case departedEvent:
-		r.runDeparted(d, f, ev)
-	case refusedEvent:
-		runHook(d.trace.Refused, r.ctx, ev)
-	case verdictEvent:
-		d.gate.announce(r.ctx, d.trace, ev)
-	case abandonedEvent:
-		runHook(d.trace.Abandoned, r.ctx, ev)
-	}
 }
 
 // judgeLocked judges a request.
@@ -446,11 +391,11 @@ func (v *view) nextLeavesIn(now int64, ln *line) time.Duration {
 // seats are taken.
 func (v *view) seatIn(k int) time.Duration {
 	seats := v.limits.InFlight
-	releases := k + int(v.seatsTaken) - seats // More may be taken than there are, after SetLimits.
-	if !v.capped() || releases <= 0 {
+	toEnd := k + int(v.seatsTaken) - seats // More may be taken than there are, after SetLimits.
+	if !v.capped() || toEnd <= 0 {
 		return 0
 	}
-	high, low := bits.Mul64(uint64(releases), uint64(v.seatTime))
+	high, low := bits.Mul64(uint64(toEnd), uint64(v.seatTime))
 	if high >= uint64(seats) {
 		return time.Duration(exact.Forever)
 	}

@@ -93,13 +93,6 @@ type levels interface {
 // A levelKey says where the level of a flow is: its key, and the name of the server that has it.
 type levelKey struct{ key, backend string }
 
-// changesLocked is called before other limits are put in force.
-func (d *dispatcher) changesLocked() {
-	if d.levels != nil {
-		d.levels.changes()
-	}
-}
-
 // A host is a container of flows that come and go, which share a dispatcher. Such flows have a line only while a
 // request waits or has a seat. The flow of a [Shaper] has no host. The hosts are the shards of a [Group]
 // (group.go). The lock is held when the methods are called.
@@ -156,25 +149,6 @@ type gate interface {
 // letsAllThrough reports whether the gate lets each request through at once, so that no goroutine waits in
 // the lines.
 func (d *dispatcher) letsAllThrough() bool { return d.gate != nil && d.gate.letsAllThrough() }
-
-// validate returns why limits are not for the flows of a dispatcher; nil: they are.
-func (d *dispatcher) validate(l Limits) error {
-	if err := l.Validate(); err != nil || d.levels == nil {
-		return err
-	}
-	return d.levels.check(l)
-}
-
-// planOf returns a new plan of [Limits] for the flows of a dispatcher.
-func (d *dispatcher) planOf(l Limits) *plan {
-	p := planOf(l)
-	p.uncapped = d.letsAllThrough() // It is unknown when a request would have ended that had left later.
-	p.inLine = d.lineTimeout.of(l)
-	if d.levels != nil {
-		d.levels.plan(p)
-	}
-	return p
-}
 
 // prepare makes the dispatcher ready for use, with a ticker that may serve others already.
 func (d *dispatcher) prepare(o options, t *ticker, w *watch) {
@@ -267,7 +241,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		if lv := ln.flow.level(); lv == nil {
 			d.watcher.departs(ln, at, w.cost)
 			missed := b.coldOrNone().missed
-			ln.since, _ = b.release(ln.since, at, w.cost)
+			ln.since, _ = b.letLeave(ln.since, at, w.cost)
 			if d.totals != nil {
 				d.totals.missed += b.coldOrNone().missed - missed
 			}
@@ -303,6 +277,39 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 	if first != nil {
 		first.wake()
 	}
+}
+
+// refuseLocked refuses a request that is in line, and wakes it. If no goroutine waits for it, it is counted.
+func (ln *line) refuseLocked(d *dispatcher, w *waiter, now int64, s state) {
+	ln.giveUpLocked(d, w, now, s)
+	if d.letsAllThrough() {
+		why := refusedClosed
+		if s == overdue {
+			why = refusedLate
+		}
+		ln.flow.countRefusal(d.totals, w.at, now, why)
+		d.waiters.keep(w)
+		return
+	}
+	w.at = now
+	w.wake()
+}
+
+// giveUpLocked takes a request out of the line that does not leave, and reports whether another one is
+// the head now.
+func (ln *line) giveUpLocked(d *dispatcher, w *waiter, now int64, s state) (newHead bool) {
+	head := ln.head
+	ln.remove(w, s)
+	d.waiting--
+	if w.is(accounted) {
+		ln.flow.bucket.ledger().givesUp(&ln.flow.bucket, w)
+	}
+	if ln.head == head {
+		return false
+	}
+	ln.beginHead(now) // The next one may be due already, if it costs less. It could not leave before now.
+	d.watcher.newHead(ln, now)
+	return true
 }
 
 // updateDepartureLocked moves the line of a flow to its place among the departures. In a
@@ -381,30 +388,3 @@ func (o origin) instantOf(t time.Time) int64 {
 
 // timeOf returns an instant of the dispatcher's clock as a time.
 func (o origin) timeOf(ns int64) time.Time { return o.epoch.Add(time.Duration(ns)) }
-
-// changeLocked puts other limits in force for a flow.
-func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
-	if lv := f.level(); lv != nil {
-		lv.change(to)
-		if to.interval.IsZero() {
-			f.letIn()
-		}
-		d.markDirtyLocked(f)
-		d.advanceLocked(now, headFirst)
-		return
-	}
-	leftAt := f.bucket.lastLeftAt(now)
-	f.bucket.change(to, now)
-	f.bucket.noteLeftAt(leftAt)
-	if to.interval.IsZero() {
-		f.letIn() // There is nothing to keep them out for.
-	}
-	if f.line != nil {
-		// A head that the new limits would have let leave sooner leaves now.
-		f.line.beginHead(now)
-		d.watcher.rescheduled(f.line) // The next spacing would be one of two rates.
-	}
-	d.markDirtyLocked(f)
-	d.advanceLocked(now, headFirst)
-	d.ticker.look(now)
-}

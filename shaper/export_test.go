@@ -24,7 +24,7 @@ func EnterAsReentry(s *Shaper, ctx context.Context, n int) (release func(), err 
 
 // RetryOf is EnterAsReentry for a request that has first asked at a time.
 func RetryOf(s *Shaper, ctx context.Context, n int, asked time.Time) (release func(), err error) {
-	r := &request{ctx: &claim{ctx, s.instantOf(asked), exact.Forever}, cost: int64(n), kind: reentry, releases: true}
+	r := &request{ctx: &claim{ctx, s.instantOf(asked), exact.Forever}, cost: int64(n), kind: reentry, tellsEnd: true}
 	_, err = s.wait(r)
 	if r.seat == nil {
 		return nil, err

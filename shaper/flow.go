@@ -1,8 +1,6 @@
 package shaper
 
-import (
-	"example.com/leakybucket/internal/exact"
-)
+import "example.com/leakybucket/internal/exact"
 
 // A flow is a bucket with its line and its counts. A [Shaper] has one flow, a [Group] one
 // for each key. The flows of a keyShard share a dispatcher. Methods of a flow need the
@@ -103,21 +101,6 @@ const never = -1
 // keepOut keeps newcomers out of the flow until an instant; never: none is kept out.
 func (f *flow) keepOut(until int64) { f.bucket.rareOrNew().keptOutUntil = until }
 
-// letIn ends the time for which the gate keeps newcomers out.
-func (f *flow) letIn() {
-	if f.keptOutUntil() != 0 && f.keptOutUntil() != never {
-		f.keepOut(0)
-	}
-}
-
-// givenPlan returns the plan that was given to the flow.
-func (f *flow) givenPlan() *plan {
-	if lv := f.level(); lv != nil {
-		return lv.given()
-	}
-	return f.bucket.plan
-}
-
 // A line is the queue of a flow, with the fields that a flow needs only while a request waits or has
 // a seat.
 type line struct {
@@ -201,43 +184,6 @@ func (f *flow) notBefore(at int64) {
 	}
 }
 
-// inheritFrom makes the new flow of a key continue from the flow that the key has shared:
-// behind the requests that wait there.
-func (f *flow) inheritFrom(from *flow) {
-	b := &from.bucket
-	f.bucket.leftAt = b.leftAt // Both have the same plan.
-	f.bucket.empty = b.interval.Plus(b.empty, b.interval.Times(from.ahead()))
-	if hold := b.coldOrNone().hold; hold.Whole() > 0 {
-		f.bucket.coldOrNew().hold = hold
-	}
-}
-
-// drains returns the instant at which the flow will be drained, if the requests in line
-// stay and no other comes; forever while a seat is taken, as it is unknown when requests
-// end.
-func (f *flow) drains(now int64) int64 {
-	switch {
-	case f.seatsTaken() > 0:
-		return exact.Forever
-	case f.waiting() > 0:
-		// When a request could leave that is behind them all and needs an empty bucket.
-		return exact.Sum(now, int64(max(f.bucket.wait(now, f.ahead(), f.bucket.burst), 1)))
-	}
-	return f.drainedAt()
-}
-
-// drained reports whether the flow is as if it had never been used.
-func (f *flow) drained(now int64) bool { return f.drainedAt() <= now }
-
-// drainedAt returns the instant from which on the flow will be as if it had never been
-// used, if no more requests come; forever if a request waits or has a seat.
-func (f *flow) drainedAt() int64 {
-	if f.waiting() > 0 || f.seatsTaken() > 0 {
-		return exact.Forever
-	}
-	return exact.Later(f.bucket.empty, f.bucket.coldOrNone().hold).Ceil()
-}
-
 // totals are the counts of all flows of a host together, which outlive the flows.
 type totals struct {
 	departed, abandoned uint64
@@ -245,18 +191,6 @@ type totals struct {
 	wait                int64   // the sum of the waits of those that departed, in nanoseconds
 	missed              float64 // cost units lost to lateness beyond slack
 	settlements
-}
-
-// add adds the counts of others.
-func (t *totals) add(o *totals) {
-	t.departed += o.departed
-	t.abandoned += o.abandoned
-	for i, n := range o.refused {
-		t.refused[i] += n
-	}
-	t.wait = exact.Sum(t.wait, o.wait)
-	t.missed += o.missed
-	t.settlements.add(&o.settlements)
 }
 
 // countPass counts a request that has left f as it came, now, also among all, unless t is nil.
@@ -323,13 +257,6 @@ func (d *departures) update(ln *line) {
 	}
 }
 
-// reorder puts all lines in their places after the slots of many have changed.
-func (d departures) reorder() {
-	for i := len(d)/2 - 1; i >= 0; i-- {
-		d.down(i)
-	}
-}
-
 // remove takes a line out of the heap.
 func (d *departures) remove(ln *line) {
 	h := *d
@@ -388,42 +315,8 @@ func (ln *line) beginHead(now int64) {
 	ln.flow.bucket.sinceIsWhole()
 }
 
-// refuseLocked refuses a request that is in line, and wakes it. If no goroutine waits for it, it is counted.
-func (ln *line) refuseLocked(d *dispatcher, w *waiter, now int64, s state) {
-	ln.giveUpLocked(d, w, now, s)
-	if d.letsAllThrough() {
-		why := refusedClosed
-		if s == overdue {
-			why = refusedLate
-		}
-		ln.flow.countRefusal(d.totals, w.at, now, why)
-		d.waiters.keep(w)
-		return
-	}
-	w.at = now
-	w.wake()
-}
-
-// giveUpLocked takes a request out of the line that does not leave, and reports whether another one is
-// the head now.
-func (ln *line) giveUpLocked(d *dispatcher, w *waiter, now int64, s state) (newHead bool) {
-	head := ln.head
-	ln.remove(w, s)
-	d.waiting--
-	if w.is(accounted) {
-		ln.flow.bucket.ledger().givesUp(&ln.flow.bucket, w)
-	}
-	if ln.head == head {
-		return false
-	}
-	ln.beginHead(now) // The next one may be due already, if it costs less. It could not leave before now.
-	d.watcher.newHead(ln, now)
-	return true
-}
-
-// capped reports whether there is a cap: [Limits.InFlight] is set, and this is no dry run.
-// [Shaper.SetLimits] cannot change that, but it
-// does replace the plan, so the lock must be held.
+// capped reports whether there is a cap: [Limits.InFlight] is set, and the gate does not let all through.
+// [Shaper.SetLimits] cannot change that, but it does replace the plan, so the lock must be held.
 func (f *flow) capped() bool { return f.bucket.capped() }
 
 // hasSeat reports whether the cap lets one more request leave.

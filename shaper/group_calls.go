@@ -35,24 +35,24 @@ func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), e
 
 // acquire is Acquire with nil for a release that does nothing.
 func (g *Group[K]) acquire(ctx context.Context, key K, n int, kind entryKind) (release func(), err error) {
-	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
+	r := &request{ctx: ctx, cost: int64(n), kind: kind, tellsEnd: true}
 	in, kf, err := g.wait(key, r)
 	held := r.seat // Without it the release would keep all of r.
 	if held == nil {
 		return nil, err
 	}
-	return func() { held.release(&in.dispatcher, &kf.Value) }, nil
+	return func() { held.free(&in.dispatcher, &kf.Value) }, nil
 }
 
 // Do is [Shaper.Do] on the bucket of a key.
 func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context) error) error {
-	r := &request{ctx: ctx, cost: int64(n), releases: true}
+	r := &request{ctx: ctx, cost: int64(n), tellsEnd: true}
 	in, kf, err := g.wait(key, r)
 	if err != nil {
 		return err
 	}
 	if r.seat != nil {
-		defer r.seat.release(&in.dispatcher, &kf.Value)
+		defer r.seat.free(&in.dispatcher, &kf.Value)
 	}
 	return f(ctx)
 }

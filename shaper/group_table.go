@@ -254,6 +254,51 @@ func noOverflowBucket() *RejectError {
 // seatsInUse reports whether there is a cap, and requests are in flight or in line.
 func (f *flow) seatsInUse() bool { return f.capped() && (f.seatsTaken() > 0 || f.waiting() > 0) }
 
+// inheritFrom makes the new flow of a key continue from the flow that the key has shared:
+// behind the requests that wait there.
+func (f *flow) inheritFrom(from *flow) {
+	b := &from.bucket
+	f.bucket.leftAt = b.leftAt // Both have the same plan.
+	f.bucket.empty = b.interval.Plus(b.empty, b.interval.Times(from.ahead()))
+	if hold := b.coldOrNone().hold; hold.Whole() > 0 {
+		f.bucket.coldOrNew().hold = hold
+	}
+}
+
+// drains returns the instant at which the flow will be drained, if the requests in line
+// stay and no other comes; forever while a seat is taken, as it is unknown when requests
+// end.
+func (f *flow) drains(now int64) int64 {
+	switch {
+	case f.seatsTaken() > 0:
+		return exact.Forever
+	case f.waiting() > 0:
+		// When a request could leave that is behind them all and needs an empty bucket.
+		return exact.Sum(now, int64(max(f.bucket.wait(now, f.ahead(), f.bucket.burst), 1)))
+	}
+	return f.drainedAt()
+}
+
+// drained reports whether the flow is as if it had never been used.
+func (f *flow) drained(now int64) bool { return f.drainedAt() <= now }
+
+// drainedAt returns the instant from which on the flow will be as if it had never been
+// used, if no more requests come; forever if a request waits or has a seat.
+func (f *flow) drainedAt() int64 {
+	if f.waiting() > 0 || f.seatsTaken() > 0 {
+		return exact.Forever
+	}
+	return exact.Later(f.bucket.empty, f.bucket.coldOrNone().hold).Ceil()
+}
+
+// givenPlan returns the plan that was given to the flow.
+func (f *flow) givenPlan() *plan {
+	if lv := f.level(); lv != nil {
+		return lv.given()
+	}
+	return f.bucket.plan
+}
+
 // sweptAtOnce is how many buckets one sweep looks at, which bounds for how long it holds the lock.
 // The next sweep goes on from there.
 const sweptAtOnce = 128

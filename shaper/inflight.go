@@ -2,23 +2,23 @@ package shaper
 
 import "time"
 
-// release releases a seat, if it has not been released before. The lock is not held.
+// free frees a seat, if it has not been released before. The lock is not held.
 //
 // If no request is in line, when that happens does not matter, and reading the clock would be a
 // third of the time of a release, so it is read only if the seat is timed.
-func (held *seat) release(d *dispatcher, f *flow) {
+func (held *seat) free(d *dispatcher, f *flow) {
 	d.mu.Lock()
-	if *held != released && f.waiting() > 0 {
+	if *held != freed && f.waiting() > 0 {
 		d.mu.Unlock()
-		held.releaseAwaited(d, f)
+		held.freeAwaited(d, f)
 		return
 	}
-	if *held != released {
+	if *held != freed {
 		f.line.seatsTaken--
 		if *held != untimed {
 			f.noteSeatTime(int64(time.Since(d.epoch)) - int64(*held))
 		}
-		*held = released
+		*held = freed
 		if d.host != nil {
 			d.updateDepartureLocked(f)
 		}
@@ -26,17 +26,17 @@ func (held *seat) release(d *dispatcher, f *flow) {
 	d.mu.Unlock()
 }
 
-// releaseAwaited is release for a flow that had requests in line a moment ago.
-func (held *seat) releaseAwaited(d *dispatcher, f *flow) {
+// freeAwaited is free for a flow that had requests in line a moment ago.
+func (held *seat) freeAwaited(d *dispatcher, f *flow) {
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
-	if *held == released {
+	if *held == freed {
 		return
 	}
 	if *held != untimed {
 		f.noteSeatTime(now - int64(*held))
 	}
-	*held = released
+	*held = freed
 	f.freeSeat(now)
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)
@@ -58,8 +58,8 @@ func (f *flow) freeSeat(now int64) {
 type seat int64
 
 const (
-	untimed  seat = -1 // taken, and its time is not measured
-	released seat = -2
+	untimed seat = -1 // taken, and its time is not measured
+	freed   seat = -2
 
 	// firstTimed and timedEvery say which seats of a flow are timed while the mean
 	// is below longSeatTime: the first ones, so that there soon is a mean, and then

@@ -149,7 +149,7 @@ func (k keyOfShaper) WaitN(ctx context.Context, n int) error {
 }
 
 func (k keyOfShaper) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	held, err := k.wait(&request{ctx: k.claimOf(ctx), cost: int64(n), kind: kind, releases: true, key: k.key})
+	held, err := k.wait(&request{ctx: k.claimOf(ctx), cost: int64(n), kind: kind, tellsEnd: true, key: k.key})
 	if held.by == nil {
 		return nil, err
 	}

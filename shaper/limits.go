@@ -3,8 +3,6 @@ package shaper
 import (
 	"fmt"
 	"math"
-	"math/big"
-	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -100,68 +98,6 @@ func (l Limits) Validate() error {
 		return fmt.Errorf("shaper: Limits.Burst is %d, which at Limits.Rate %v takes more than 365 days to drain", l.Burst, float64(l.Rate))
 	}
 	return nil
-}
-
-// Window returns Limits with which at most n cost units leave in any window of length w, both ends
-// included, however requests arrive. That is what an upstream asks for that counts a rolling minute:
-//
-//	l, err := shaper.Window(100, time.Minute, 20) // 20 at once after a pause, 100 in any minute
-//	l.Depth = 50
-//
-// Burst is burst, where 0 means 1, and Rate is (n − burst)/(w + Slack): Burst comes on top of what
-// the rate lets leave within w, and so does what a late wake-up may make up. Slack is [DefaultSlack],
-// written out, because with a [Bucket] a Slack of 0 may mean more. Depth, MaxWait and InFlight are 0, and may
-// be set afterwards. Limits with another Rate, Burst or Slack do not keep the promise.
-//
-// It does not promise everything. If a request costs more than burst, the largest cost takes the place
-// of burst. What left under other Limits, or before a restart without [Shaper.Restore], counts in no
-// window. What a settle of [Shaper.Reserve] charges comes on top, and so do the exceptions that docs/shared.md
-// names. Departures are counted when their slots are handed out: for an upstream that counts arrivals, make
-// w longer by as much as the way there varies, as in time.Minute + time.Second.
-//
-// n must be at least 2 (if only one may leave in w, take the Rate rate.Every(w + time.Second) and no burst),
-// burst below n, and w above 0. The error for other arguments, and where [Limits.Validate] rejects the result,
-// names the argument.
-func Window(n int, w time.Duration, burst int) (Limits, error) {
-	l := Limits{Burst: burst, Slack: DefaultSlack}
-	var err error
-	switch {
-	case n < 2:
-		err = fmt.Errorf("n is %d, must be at least 2", n)
-	case w <= 0:
-		err = fmt.Errorf("w is %v, must be above 0", w)
-	case burst < 0:
-		err = fmt.Errorf("burst is %d, must not be negative", burst)
-	case burst >= n:
-		err = fmt.Errorf("burst is %d, must be below n, which is %d", burst, n)
-	default:
-		l.Rate = l.rateIn(n, w)
-		if wrong := l.Validate(); wrong != nil {
-			why := strings.TrimPrefix(wrong.Error(), "shaper: ")
-			switch {
-			case l.Rate > maxRate:
-				err = fmt.Errorf("n is %d, too many for w: %s", n, why)
-			case (Limits{Rate: l.Rate}).Validate() != nil:
-				err = fmt.Errorf("w is %v, too long for n: %s", w, why)
-			default:
-				err = fmt.Errorf("burst is %d, too much for n and w: %s", burst, why)
-			}
-		}
-	}
-	if err != nil {
-		return Limits{}, fmt.Errorf("shaper: Window: %w", err)
-	}
-	return l, nil
-}
-
-// rateIn returns the rate at which n units leave in a window of w at most, with the Burst and Slack of l.
-func (l Limits) rateIn(n int, w time.Duration) rate.Limit {
-	paced := int64(n) - l.burst()
-	// A rate is read to one part in 2⁵⁰, which of so many units could be one too many.
-	paced -= paced >> 48
-	ns := new(big.Int).SetUint64(uint64(w) + uint64(l.slack())) // An int64 may be too short for the sum.
-	perSecond, _ := new(big.Rat).SetFrac(new(big.Int).Mul(big.NewInt(paced), big.NewInt(int64(time.Second))), ns).Float64()
-	return rate.Limit(perSecond)
 }
 
 // burst returns Burst, or its default.

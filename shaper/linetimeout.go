@@ -290,3 +290,16 @@ func (r *request) rejectOverdueLocked(d *dispatcher, f *flow) rejection {
 	}
 	return rejection{reason: refusedLate, retryAfter: max(after, next, 1), also: waitedTooLong}
 }
+
+// Ends are the instants by which a request must have left: before the deadline of its context, and not after
+// the bound that it states itself ([WithWaitField]). Each is forever if there is none.
+type ends struct{ deadline, bound int64 }
+
+// ends returns the ends of a request.
+func (r *request) ends() ends {
+	e := ends{r.deadline, exact.Forever}
+	if c := r.claim(); c != nil {
+		e.bound = c.until
+	}
+	return e
+}

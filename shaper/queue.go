@@ -19,7 +19,7 @@ type request struct {
 	cost     int64
 	deadline int64 // of ctx, as an instant of the dispatcher's clock; forever: it has none
 	kind     entryKind
-	releases bool   // its caller will say when it has ended, as Acquire and Do do
+	tellsEnd bool   // its caller will say when it has ended, as Acquire and Do do
 	weight   uint16 // of its key, in a line with an order
 	ahead    int32  // how many it has found in line, if it waits
 

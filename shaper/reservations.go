@@ -153,7 +153,7 @@ func (v *reservation) settle(actual int) {
 
 func (v *reservation) releaseSeat() {
 	if v.seat != nil {
-		v.seat.release(v.d, v.f)
+		v.seat.free(v.d, v.f)
 	}
 }
 

@@ -41,7 +41,7 @@ func (s *Shaper) Reserve(ctx context.Context, estimate int) (settle func(actual 
 // an error.
 func (s *Shaper) reserve(ctx context.Context, key any, estimate int, kind entryKind) (*reservation, error) {
 	v := newReservation(estimate)
-	r := &request{ctx: ctx, key: key, cost: v.estimate, kind: kind, releases: true, with: &v.with}
+	r := &request{ctx: ctx, key: key, cost: v.estimate, kind: kind, tellsEnd: true, with: &v.with}
 	_, err := s.wait(r)
 	return v.begin(r, &s.dispatcher, &s.flow, err)
 }
@@ -81,7 +81,7 @@ func (g *Group[K]) Reserve(ctx context.Context, key K, estimate int) (settle fun
 // reserve is Reserve with a reservation in place of a function; nil with an error.
 func (g *Group[K]) reserve(ctx context.Context, key K, estimate int, kind entryKind) (*reservation, error) {
 	v := newReservation(estimate)
-	r := &request{ctx: ctx, cost: v.estimate, kind: kind, releases: true, with: &v.with}
+	r := &request{ctx: ctx, cost: v.estimate, kind: kind, tellsEnd: true, with: &v.with}
 	in, kf, err := g.wait(key, r)
 	v.holder = reservingKey[K]{g.shardOf(key), key, in, kf}
 	if in == nil { // With a cost of 0 and with most errors no bucket has been looked for.

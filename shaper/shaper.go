@@ -2,7 +2,6 @@ package shaper
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
@@ -131,12 +130,12 @@ type heldSeat struct {
 	seat *seat
 }
 
-func (h heldSeat) end() { h.seat.release(&h.by.dispatcher, &h.by.flow) }
+func (h heldSeat) end() { h.seat.free(&h.by.dispatcher, &h.by.flow) }
 
 // acquire is Acquire with a heldSeat in place of a function.
 func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (heldSeat, error) {
 	s.mustBeMade()
-	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
+	r := &request{ctx: ctx, cost: int64(n), kind: kind, tellsEnd: true}
 	dec := s.enter(r)
 	err := dec.err
 	if dec.waiter != nil {
@@ -256,169 +255,9 @@ func (s *Shaper) AllowN(n int) bool {
 	return s.enter(r).passed()
 }
 
-// Forecast predicts the result of WaitN(ctx, n) now, for a ctx without a deadline: how long it
-// would wait, if all requests ahead stay and nothing changes, or the error with which it
-// would be refused. It takes nothing and counts nothing.
-//
-// With [Limits.InFlight] it predicts Acquire(ctx, n). If seats are free for it
-// and all ahead, the wait is that without a cap. Otherwise it is an estimate, as it is unknown
-// when requests end: at least the mean time for which they have been in flight of late, divided
-// by InFlight, and at least 1 ms. The estimate refuses nothing: only a request that would wait longer
-// than [Limits.MaxWait] even if a seat became free at once gets [ErrTooLate]. So the wait that is
-// returned may be above MaxWait.
-func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
-	s.mustBeMade()
-	return s.forecast(&request{cost: int64(n), deadline: exact.Forever})
-}
-
-// forecast is Forecast for a request without a context.
-func (s *Shaper) forecast(r *request) (wait time.Duration, err error) {
-	if r.cost < 0 {
-		return 0, ErrNegativeCost
-	}
-	if r.cost == 0 {
-		return 0, nil
-	}
-	if s.ordered {
-		r.key, r.weight = s.flow.line.order.weigh(r.key)
-	}
-	now := s.lockFlow(&s.flow)
-	defer s.unlockAndArm()
-	return s.forecastLocked(&s.flow, now, r)
-}
-
-// forecastLocked is forecast for a flow.
-func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.Duration, err error) {
-	if lv := f.level(); lv != nil {
-		if why := lv.forecast(now, r.cost); why.reason != notRefused {
-			err := why.value()
-			return 0, &err
-		}
-	}
-	j := d.judgeLocked(f, now, r)
-	if j.refusal.reason != notRefused {
-		err := j.refusal.value()
-		return 0, &err
-	}
-	v, ln := f.viewFor(now, r.cost), f.lineOrNone()
-	v.waiting, _ = ln.before(r, ln.outlasting(&v, r))
-	return v.expected(j.wait), nil
-}
-
-// Limits returns the limits in force, as they were given. With a [Bucket], [Limits.Rate]
-// and [Limits.Burst] are those with the greatest version that is known here, which another
-// process may have set ([WithRateVersion]).
-func (s *Shaper) Limits() Limits {
-	s.mustBeMade()
-	s.lockAndAdvance()
-	defer s.unlockAndArm()
-	return s.flow.bucket.limits
-}
-
-// SetLimits puts l in force at once, also for requests that wait: they are re-timed in
-// their order, from the present level. A smaller [Limits.Depth] refuses newcomers and drops no
-// request that waits. If l is invalid, SetLimits changes nothing and returns the error of
-// [Limits.Validate]. It also returns an error, and changes nothing, if l would change
-// [Limits.InFlight] from or to 0. SetLimits works on a closed Shaper.
-func (s *Shaper) SetLimits(l Limits) error {
-	s.mustBeMade()
-	_, err := s.setLimits(l, nil)
-	return err
-}
-
-// UpdateLimits puts the Limits in force that a function makes of those that are in force now, as
-// [Shaper.SetLimits] does, and with the same errors. It changes one of them alone:
-//
-//	err := s.UpdateLimits(func(l shaper.Limits) shaper.Limits {
-//		l.Rate = 20
-//		return l
-//	})
-//
-// Of two changes at the same time none is lost: if other Limits have been put in force while the
-// function ran, it is called again, with these. It runs outside any lock. It must not change the
-// Limits of the Shaper itself, as it would then be called for ever.
-func (s *Shaper) UpdateLimits(change func(Limits) Limits) error {
-	for {
-		from := s.Limits()
-		if done, err := s.setLimits(change(from), &from); done {
-			return err
-		}
-	}
-}
-
-// setLimits is SetLimits. With a from that is not nil it changes nothing unless these Limits are still
-// in force, and reports whether they were.
-func (s *Shaper) setLimits(l Limits, from *Limits) (done bool, err error) {
-	var to *plan
-	if err = s.validate(l); err == nil {
-		to = s.planOf(l)
-	}
-	now := s.lockFlow(&s.flow)
-	defer s.unlockAndArm()
-	if from != nil && *from != s.flow.bucket.limits {
-		return false, nil
-	}
-	if err != nil {
-		return true, err
-	}
-	if err := s.flow.checkChange(l); err != nil {
-		return true, err
-	}
-	s.changesLocked()
-	s.changeLocked(&s.flow, to, now)
-	return true, nil
-}
-
-// checkChange returns why a flow can't have other limits; nil if it can.
-func (f *flow) checkChange(to Limits) error {
-	from := f.bucket.limits
-	if (from.InFlight > 0) == (to.InFlight > 0) {
-		return nil
-	}
-	return fmt.Errorf("shaper: Limits.InFlight is %d and can't become %d while the shaper is in use: "+
-		"with a cap requests say when they end, and without they don't", from.InFlight, to.InFlight)
-}
-
 // mustBeMade panics unless [New] made s.
 func (s *Shaper) mustBeMade() {
 	if s == nil || s.ticker == nil {
 		panic("shaper: this Shaper is nil or zero and can't be used; make one with shaper.New")
 	}
-}
-
-// Hold lets no request leave for a time d from now, up to 365 days, for example because
-// the upstream has asked for a pause. The line keeps its order. Requests can still enter
-// it and give up, and [Shaper.Forecast], [RejectError.RetryAfter] and [Limits.MaxWait]
-// take the hold into account. Of several holds the one that ends last counts. Hold(0)
-// ends them all; a negative d changes nothing.
-//
-// The bucket leaks during a hold. So when the hold ends, the first request leaves at
-// once, and the others as from a bucket that has not been used since the hold began.
-func (s *Shaper) Hold(d time.Duration) {
-	s.mustBeMade()
-	if d < 0 {
-		return
-	}
-	now := s.lockFlow(&s.flow)
-	defer s.unlockAndArm()
-	s.holdLocked(&s.flow, now, d)
-}
-
-// holdLocked is Hold for a flow.
-func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
-	d.markDirtyLocked(f)
-	if span > 0 {
-		r := f.bucket.coldOrNew()
-		r.hold = exact.Later(r.hold, exact.At(exact.Sum(now, int64(min(span, horizon)))))
-		if f.line != nil {
-			f.line.refuseBeforeLocked(d, now, r.hold.Ceil())
-		}
-		return
-	}
-	if hold := f.bucket.coldOrNone().hold; hold.Whole() > now {
-		// The hold has kept the head until now, so the head is not late.
-		f.notBefore(now)
-		f.bucket.cold.hold = exact.Nanos{}
-	}
-	d.advanceLocked(now, headFirst)
 }

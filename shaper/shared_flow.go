@@ -32,6 +32,17 @@ type sharedFlow struct {
 	meter meter
 }
 
+// add makes the sharedFlow of a flow, whose bucket has the plan of its [Limits].
+func (s *sharedLevels) add(f *flow, key levelKey) {
+	common := s.breakerOf(key.backend)
+	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), all: s, d: s.d, f: f, breaker: common, common: common}
+	sf.pump.sf, sf.meter.sf = sf, sf
+	sf.setGivenLocked(f.bucket.plan)
+	sf.SetRate(s.rateOf(sf.was, s.version))
+	s.flows[f] = sf
+	f.setLevel(sf)
+}
+
 // busy reports whether the lease is in use.
 func (sf *sharedFlow) busy(now int64) bool {
 	sf.DropLate(now) // While the Bucket can't be asked nothing is given back.
@@ -81,7 +92,7 @@ func (sf *sharedFlow) leave(w *waiter, now int64) bool {
 func (sf *sharedFlow) leavesLocked(w *waiter, now int64) bool {
 	switch {
 	case sf.usesOwnLevelLocked():
-		slot, hasLeft := sf.f.bucket.release(sf.f.line.since, now, w.cost)
+		slot, hasLeft := sf.f.bucket.letLeave(sf.f.line.since, now, w.cost)
 		if !hasLeft {
 			return false // Its units have been dropped since.
 		}
@@ -398,4 +409,19 @@ func (sf *sharedFlow) losePatienceLocked(now int64) {
 	for w := ln.oldest(); w != nil && sf.patienceEndsLocked(w) <= now; w = ln.oldest() {
 		ln.refuseLocked(sf.d, w, now, unavailable)
 	}
+}
+
+// stats returns the [BucketStats] of one lease.
+func (sf *sharedFlow) stats() BucketStats {
+	st := bucketTotals(sf.Counts)
+	st.State, st.Err = sf.all.stateOf(sf.breaker), sf.failed
+	if st.Err == nil && sf.breaker.Open { // Another key has found the outage.
+		st.Err = sf.breaker.Err
+	}
+	st.RTT, st.Held, st.Lateness = time.Duration(sf.RTT), sf.Leased(), time.Duration(sf.Lateness())
+	st.Ahead = sf.MostAhead()
+	if sf.Counts.Leased > 0 {
+		st.Share = 1 / sf.Pace
+	}
+	return st
 }

@@ -89,17 +89,6 @@ func (s *sharedLevels) changes() {
 	}
 }
 
-// add makes the sharedFlow of a flow, whose bucket has the plan of its [Limits].
-func (s *sharedLevels) add(f *flow, key levelKey) {
-	common := s.breakerOf(key.backend)
-	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), all: s, d: s.d, f: f, breaker: common, common: common}
-	sf.pump.sf, sf.meter.sf = sf, sf
-	sf.setGivenLocked(f.bucket.plan)
-	sf.SetRate(s.rateOf(sf.was, s.version))
-	s.flows[f] = sf
-	f.setLevel(sf)
-}
-
 // forget forgets a flow that is deleted.
 func (s *sharedLevels) forget(f *flow) {
 	if sf := s.flows[f]; sf != nil && s.d.phase != closed {
@@ -164,6 +153,13 @@ func (s *sharedLevels) updateLinesLocked(b *lease.Breaker, now int64) {
 	}
 	d.due.reorder()
 	d.rearm = true
+}
+
+// reorder puts all lines in their places after the slots of many have changed.
+func (d departures) reorder() {
+	for i := len(d)/2 - 1; i >= 0; i-- {
+		d.down(i)
+	}
 }
 
 // announceLocked makes the hook run that is told of the state of a backend, in a
@@ -268,21 +264,6 @@ type BucketEvent struct {
 	Err   error // the failure; nil if it can be asked again
 }
 
-// stats returns the [BucketStats] of one lease.
-func (sf *sharedFlow) stats() BucketStats {
-	st := bucketTotals(sf.Counts)
-	st.State, st.Err = sf.all.stateOf(sf.breaker), sf.failed
-	if st.Err == nil && sf.breaker.Open { // Another key has found the outage.
-		st.Err = sf.breaker.Err
-	}
-	st.RTT, st.Held, st.Lateness = time.Duration(sf.RTT), sf.Leased(), time.Duration(sf.Lateness())
-	st.Ahead = sf.MostAhead()
-	if sf.Counts.Leased > 0 {
-		st.Share = 1 / sf.Pace
-	}
-	return st
-}
-
 // bucketTotals returns the totals of [BucketStats].
 func bucketTotals(c lease.Counts) BucketStats {
 	return BucketStats{RoundTrips: c.RoundTrips, Failures: c.Failures, Leased: c.Leased, Dropped: c.Dropped, GivenBack: c.GivenBack}
@@ -299,6 +280,14 @@ func (s *sharedLevels) stats() BucketStats {
 		}
 	}
 	return st
+}
+
+// An answer is the result of a call of [Bucket.Take], with the instants between which it was made.
+type answer struct {
+	taken          Taken
+	sent, received int64
+	err            error
+	gone           error // of the context of the request that has asked for itself
 }
 
 // call calls [Bucket.Take], and returns between which instants of the dispatcher's

@@ -294,14 +294,6 @@ func (m *meter) endAskLocked() {
 	}
 }
 
-// An answer is the result of a call of [Bucket.Take], with the instants between which it was made.
-type answer struct {
-	taken          Taken
-	sent, received int64
-	err            error
-	gone           error // of the context of the request that has asked for itself
-}
-
 // isSilentLocked reports whether a call that ended early, as its caller has gone, says something
 // about the [Bucket]: if it was a deadline that passed while the Bucket took much longer than it
 // usually does.

@@ -173,6 +173,55 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	return st
 }
 
+// Forecast predicts the result of WaitN(ctx, n) now, for a ctx without a deadline: how long it
+// would wait, if all requests ahead stay and nothing changes, or the error with which it
+// would be refused. It takes nothing and counts nothing.
+//
+// With [Limits.InFlight] it predicts Acquire(ctx, n). If seats are free for it
+// and all ahead, the wait is that without a cap. Otherwise it is an estimate, as it is unknown
+// when requests end: at least the mean time for which they have been in flight of late, divided
+// by InFlight, and at least 1 ms. The estimate refuses nothing: only a request that would wait longer
+// than [Limits.MaxWait] even if a seat became free at once gets [ErrTooLate]. So the wait that is
+// returned may be above MaxWait.
+func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
+	s.mustBeMade()
+	return s.forecast(&request{cost: int64(n), deadline: exact.Forever})
+}
+
+// forecast is Forecast for a request without a context.
+func (s *Shaper) forecast(r *request) (wait time.Duration, err error) {
+	if r.cost < 0 {
+		return 0, ErrNegativeCost
+	}
+	if r.cost == 0 {
+		return 0, nil
+	}
+	if s.ordered {
+		r.key, r.weight = s.flow.line.order.weigh(r.key)
+	}
+	now := s.lockFlow(&s.flow)
+	defer s.unlockAndArm()
+	return s.forecastLocked(&s.flow, now, r)
+}
+
+// forecastLocked is forecast for a flow.
+func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.Duration, err error) {
+	if lv := f.level(); lv != nil {
+		if why := lv.forecast(now, r.cost); why.reason != notRefused {
+			err := why.value()
+			return 0, &err
+		}
+	}
+	j := d.judgeLocked(f, now, r)
+	if j.refusal.reason != notRefused {
+		err := j.refusal.value()
+		return 0, &err
+	}
+	v, ln := f.viewFor(now, r.cost), f.lineOrNone()
+	v.waiting, _ = ln.before(r, ln.outlasting(&v, r))
+	return v.expected(j.wait), nil
+}
+
 // A Waiter is a request in the line, as [Shaper.Line] shows it.
 type Waiter struct {
 	Key  string // of a Shaper WithFairQueue, else empty
@@ -474,6 +523,26 @@ func (f *flow) stats(now int64) Stats {
 		st.OldestWait = time.Duration(now - head.at)
 	}
 	return st
+}
+
+// add adds the counts of others.
+func (t *totals) add(o *totals) {
+	t.departed += o.departed
+	t.abandoned += o.abandoned
+	for i, n := range o.refused {
+		t.refused[i] += n
+	}
+	t.wait = exact.Sum(t.wait, o.wait)
+	t.missed += o.missed
+	t.settlements.add(&o.settlements)
+}
+
+// precision reports whether the ticker waits on a file. If one is wanted and there is none,
+// failure says why.
+func (t *ticker) precision() (precise bool, failure string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.precise, t.failure
 }
 
 // settlements are the counts of what has been reserved and settled, in cost units.

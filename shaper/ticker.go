@@ -311,14 +311,6 @@ func (t *ticker) doWithout(err error) {
 	t.failLocked(t.now(), err)
 }
 
-// precision reports whether the ticker waits on a file. If one is wanted and there is none,
-// failure says why.
-func (t *ticker) precision() (precise bool, failure string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.precise, t.failure
-}
-
 // waitForEnd returns when the ticker goroutine has ended. All lines must be empty and stay
 // empty, and hurry must have been called.
 func (t *ticker) waitForEnd() {

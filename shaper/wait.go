@@ -2,8 +2,6 @@ package shaper
 
 import (
 	"context"
-
-	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
 // await waits until the request, which is in a line, has been given its slot, has been refused (by
@@ -46,30 +44,6 @@ func (w *waiter) readyBefore(done <-chan struct{}) bool {
 	}
 }
 
-// announceEntry runs the hook of a request that has entered a line, and notes the channel on which it waits
-// for the end of its context. The lock is not held.
-func (r *request) announceEntry(d *dispatcher, f *flow, dec decision) {
-	w, handled := dec.waiter, false
-	defer r.abandonUnless(&handled, d, f, w)
-	r.ahead = dec.waiting - 1
-	if d.hasHooks {
-		r.runEnqueued(d, dec)
-	}
-	r.peer, r.done = serverconn.BeginWait(withoutClaim(r.ctx), w.ready)
-	handled = true
-}
-
-// runEnqueued runs the hook of a request that has entered a line.
-//
-// It is not inlined, so that the [Event] is not on the stack while [context.Context.Done]
-// makes a channel.
-//
-//go:noinline
-func (r *request) runEnqueued(d *dispatcher, dec decision) {
-	ev := Event{Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead), At: d.timeOf(r.entered)}
-	runHook(d.trace.Enqueued, r.ctx, ev)
-}
-
 // finish returns the result of the call of a waiter that is awake again, and the instant at which
 // that was decided; and it sets the seat of the request. woken reports that its state has changed;
 // else its context has ended. The lock is not held.
@@ -108,22 +82,6 @@ func (r *request) abandonUnless(handled *bool, d *dispatcher, f *flow, w *waiter
 	if !*handled {
 		r.abandon(d, f, w, context.Canceled)
 	}
-}
-
-// runDeparted runs the hook of a departure. If that panics, the seat of the request is
-// released, as no caller could do it.
-func (r *request) runDeparted(d *dispatcher, f *flow, ev Event) {
-	if d.trace.Departed == nil {
-		return
-	}
-	ran := false
-	defer func() {
-		if !ran && r.seat != nil {
-			r.seat.release(d, f)
-		}
-	}()
-	d.trace.Departed(withoutClaim(r.ctx), ev)
-	ran = true
 }
 
 // takeOutcome counts a waiter that has received its slot, or been refused in line, and

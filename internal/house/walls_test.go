@@ -23,13 +23,13 @@ import (
 // HTTP.
 var readingOrder = strings.Fields(`
 	errors limits options
-	bucket queue flow dispatcher linetimeout inflight decide ticker wait shutdown shaper
-	limits_text
+	bucket queue flow dispatcher linetimeout inflight decide announce ticker wait shutdown shaper
+	change limits_text
 	group group_limits group_table group_calls group_change group_shutdown
-	histogram watch stats publication snapshot
+	histogram watch recording stats publication snapshot
 	limiter chain key
-	recording block dryrun reservations reserve fair
-	shared_options shared_flow shared_meter shared_levels shared_pump
+	block dryrun reservations reserve fair
+	shared_options shared_levels shared_flow shared_pump shared_meter
 	middleware_options middleware_reserve middleware transport
 `)
 

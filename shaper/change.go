@@ -1,0 +1,203 @@
+package shaper
+
+import (
+	"fmt"
+	"time"
+
+	"example.com/leakybucket/internal/exact"
+)
+
+// Limits returns the limits in force, as they were given. With a [Bucket], [Limits.Rate]
+// and [Limits.Burst] are those with the greatest version that is known here, which another
+// process may have set ([WithRateVersion]).
+func (s *Shaper) Limits() Limits {
+	s.mustBeMade()
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	return s.flow.bucket.limits
+}
+
+// SetLimits puts l in force at once, also for requests that wait: they are re-timed in
+// their order, from the present level. A smaller [Limits.Depth] refuses newcomers and drops no
+// request that waits. If l is invalid, SetLimits changes nothing and returns the error of
+// [Limits.Validate]. It also returns an error, and changes nothing, if l would change
+// [Limits.InFlight] from or to 0. SetLimits works on a closed Shaper.
+func (s *Shaper) SetLimits(l Limits) error {
+	s.mustBeMade()
+	_, err := s.setLimits(l, nil)
+	return err
+}
+
+// UpdateLimits puts the Limits in force that a function makes of those that are in force now, as
+// [Shaper.SetLimits] does, and with the same errors. It changes one of them alone:
+//
+//	err := s.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+//		l.Rate = 20
+//		return l
+//	})
+//
+// Of two changes at the same time none is lost: if other Limits have been put in force while the
+// function ran, it is called again, with these. It runs outside any lock. It must not change the
+// Limits of the Shaper itself, as it would then be called for ever.
+func (s *Shaper) UpdateLimits(change func(Limits) Limits) error {
+	for {
+		from := s.Limits()
+		if done, err := s.setLimits(change(from), &from); done {
+			return err
+		}
+	}
+}
+
+// setLimits is SetLimits. With a from that is not nil it changes nothing unless these Limits are still
+// in force, and reports whether they were.
+func (s *Shaper) setLimits(l Limits, from *Limits) (done bool, err error) {
+	var to *plan
+	if err = s.validate(l); err == nil {
+		to = s.planOf(l)
+	}
+	now := s.lockFlow(&s.flow)
+	defer s.unlockAndArm()
+	if from != nil && *from != s.flow.bucket.limits {
+		return false, nil
+	}
+	if err != nil {
+		return true, err
+	}
+	if err := s.flow.checkChange(l); err != nil {
+		return true, err
+	}
+	s.changesLocked()
+	s.changeLocked(&s.flow, to, now)
+	return true, nil
+}
+
+// checkChange returns why a flow can't have other limits; nil if it can.
+func (f *flow) checkChange(to Limits) error {
+	from := f.bucket.limits
+	if (from.InFlight > 0) == (to.InFlight > 0) {
+		return nil
+	}
+	return fmt.Errorf("shaper: Limits.InFlight is %d and can't become %d while the shaper is in use: "+
+		"with a cap requests say when they end, and without they don't", from.InFlight, to.InFlight)
+}
+
+// Hold lets no request leave for a time d from now, up to 365 days, for example because
+// the upstream has asked for a pause. The line keeps its order. Requests can still enter
+// it and give up, and [Shaper.Forecast], [RejectError.RetryAfter] and [Limits.MaxWait]
+// take the hold into account. Of several holds the one that ends last counts. Hold(0)
+// ends them all; a negative d changes nothing.
+//
+// The bucket leaks during a hold. So when the hold ends, the first request leaves at
+// once, and the others as from a bucket that has not been used since the hold began.
+func (s *Shaper) Hold(d time.Duration) {
+	s.mustBeMade()
+	if d < 0 {
+		return
+	}
+	now := s.lockFlow(&s.flow)
+	defer s.unlockAndArm()
+	s.holdLocked(&s.flow, now, d)
+}
+
+// holdLocked is Hold for a flow.
+func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
+	d.markDirtyLocked(f)
+	if span > 0 {
+		r := f.bucket.coldOrNew()
+		r.hold = exact.Later(r.hold, exact.At(exact.Sum(now, int64(min(span, horizon)))))
+		if f.line != nil {
+			f.line.refuseBeforeLocked(d, now, r.hold.Ceil())
+		}
+		return
+	}
+	if hold := f.bucket.coldOrNone().hold; hold.Whole() > now {
+		// The hold has kept the head until now, so the head is not late.
+		f.notBefore(now)
+		f.bucket.cold.hold = exact.Nanos{}
+	}
+	d.advanceLocked(now, headFirst)
+}
+
+// changeLocked puts other limits in force for a flow.
+func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
+	if lv := f.level(); lv != nil {
+		lv.change(to)
+		if to.interval.IsZero() {
+			f.letIn()
+		}
+		d.markDirtyLocked(f)
+		d.advanceLocked(now, headFirst)
+		return
+	}
+	leftAt := f.bucket.lastLeftAt(now)
+	f.bucket.change(to, now)
+	f.bucket.noteLeftAt(leftAt)
+	if to.interval.IsZero() {
+		f.letIn() // There is nothing to keep them out for.
+	}
+	if f.line != nil {
+		// A head that the new limits would have let leave sooner leaves now.
+		f.line.beginHead(now)
+		d.watcher.rescheduled(f.line) // The next spacing would be one of two rates.
+	}
+	d.markDirtyLocked(f)
+	d.advanceLocked(now, headFirst)
+	d.ticker.look(now)
+}
+
+// changesLocked is called before other limits are put in force.
+func (d *dispatcher) changesLocked() {
+	if d.levels != nil {
+		d.levels.changes()
+	}
+}
+
+// validate returns why limits are not for the flows of a dispatcher; nil: they are.
+func (d *dispatcher) validate(l Limits) error {
+	if err := l.Validate(); err != nil || d.levels == nil {
+		return err
+	}
+	return d.levels.check(l)
+}
+
+// planOf returns a new plan of [Limits] for the flows of a dispatcher.
+func (d *dispatcher) planOf(l Limits) *plan {
+	p := planOf(l)
+	p.uncapped = d.letsAllThrough() // It is unknown when a request would have ended that had left later.
+	p.inLine = d.lineTimeout.of(l)
+	if d.levels != nil {
+		d.levels.plan(p)
+	}
+	return p
+}
+
+// change puts other limits in force from now on. It keeps the level exactly: empty
+// moves so that the level now is the same at the new rate. At [rate.Inf] the level is
+// always 0, so a change to rate.Inf and back empties the bucket.
+func (b *bucket) change(to *plan, now int64) {
+	old, next, at := b.interval, to.interval, exact.At(now)
+	switch {
+	case next == old:
+		b.plan = to
+		return
+	case !b.empty.After(at) || old.IsZero() || next.IsZero():
+		b.plan = to
+		b.setEmpty(at, nil)
+		if l := b.ledger(); l != nil {
+			l.emptied()
+		}
+		return
+	}
+	b.plan = to
+	b.setEmpty(old.Rescale(b.empty, b.roundedUpBy(), now, next))
+	if l := b.ledger(); l != nil {
+		l.rescaled(b, old)
+	}
+}
+
+// letIn ends the time for which the gate keeps newcomers out.
+func (f *flow) letIn() {
+	if f.keptOutUntil() != 0 && f.keptOutUntil() != never {
+		f.keepOut(0)
+	}
+}
