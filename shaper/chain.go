@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -157,7 +157,12 @@ func (c *chain) enter(ctx context.Context, n int, kind entryKind) (release func(
 	if releases == nil {
 		return nil, nil
 	}
-	return sync.OnceFunc(all), nil // A foreign release may not bear a second call.
+	var released atomic.Bool
+	return func() {
+		if !released.Swap(true) { // A foreign release may not bear a second call.
+			all()
+		}
+	}, nil
 }
 
 func (c *chain) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {

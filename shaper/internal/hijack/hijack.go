@@ -7,7 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
+	"sync/atomic"
 )
 
 // A Func is the method of an [http.Hijacker].
@@ -22,8 +22,12 @@ func Until(w http.ResponseWriter, release func()) (http.ResponseWriter, func()) 
 	if !hijackable(w) {
 		return w, release
 	}
-	var once sync.Once
-	end := func() { once.Do(release) }
+	var over atomic.Bool
+	end := func() {
+		if !over.Swap(true) { // No lock is held while release runs, as it may be a caller's.
+			release()
+		}
+	}
 	return newHijacker(w, func(original Func) (net.Conn, *bufio.ReadWriter, error) {
 		conn, buffered, err := original()
 		if err == nil { // If the Hijack fails, the request has not ended.

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -41,22 +41,30 @@ func hasBody(response *http.Response, method string) bool {
 // ends.
 type releasingBody struct {
 	io.ReadCloser
-	once    sync.Once // A body may be closed while it is read, and more than once.
+	over    atomic.Bool // A body may be closed while it is read, and more than once.
 	release func()
+}
+
+// end calls release once. It is no [sync.Once], whose lock a caller's function in release would meet that closes the
+// body.
+func (b *releasingBody) end() {
+	if !b.over.Swap(true) {
+		b.release()
+	}
 }
 
 // Read calls release when there is nothing more to read.
 func (b *releasingBody) Read(p []byte) (n int, err error) {
 	n, err = b.ReadCloser.Read(p)
 	if err != nil {
-		b.once.Do(b.release)
+		b.end()
 	}
 	return n, err
 }
 
 // Close calls release.
 func (b *releasingBody) Close() error {
-	defer b.once.Do(b.release)
+	defer b.end()
 	return b.ReadCloser.Close()
 }
 
