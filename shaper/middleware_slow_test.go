@@ -1,17 +1,18 @@
 package shaper_test
 
 import (
+	"context"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/made"
-	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -19,7 +20,15 @@ import (
 // and do not run while a request waits.
 func TestSlowClientsDoNotHoldAllSeats(t *testing.T) {
 	t.Parallel()
-	s := made.Shaper(t, "1000/s burst 100 depth 200 inflight 20")
+	var once sync.Once
+	allTaken := make(chan struct{})
+	s := made.Shaper(t, "1000/s burst 100 depth 200 inflight 20", shaper.WithTrace(&shaper.Trace{
+		Enqueued: func(_ context.Context, e shaper.Event) {
+			if e.Waiting >= 20 { // Nobody waits for another reason than that all seats are taken.
+				once.Do(func() { close(allTaken) })
+			}
+		},
+	}))
 	server := httptest.NewUnstartedServer(shaper.Middleware(s)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err == nil && r.URL.Path == "/large" {
 			for block := make([]byte, 1<<20); err == nil; {
@@ -50,7 +59,7 @@ func TestSlowClientsDoNotHoldAllSeats(t *testing.T) {
 			}
 		}()
 	}
-	realtime.Until(t, func() bool { return s.Stats().InFlight == 20 && s.Stats().Waiting > 0 }, "all seats are taken")
+	<-allTaken
 	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
 	statuses := make(chan int, 40)
