@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -176,6 +177,31 @@ func TestRefusalsOfAQuotaAreLogged(t *testing.T) {
 		text, _ := os.ReadFile(s.log + ".app")
 		return containsAll(string(text), "shaper: refused", `"shape":"line"`)
 	}, "the log tells of the refusal")
+}
+
+// What a shape may say of refusals holds beside a quota, and only if it is said.
+func TestWhatIsSaidOfRefusalsHoldsBesideAQuota(t *testing.T) {
+	for more, want := range map[string]struct{ isLogged, isSpread bool }{"": {}, "log_refusals": {isLogged: true}, "retry_spread 1h": {isSpread: true}} {
+		s := serve(t, quotaShape("requests 60\n burst 0s", "wait 1ms\n"+more))
+		require.Equal(t, 200, s.get("/").status)
+		longest := 0
+		for range 10 {
+			a := s.get("/")
+			require.Equal(t, 429, a.status)
+			after, err := strconv.Atoi(a.header.Get("Retry-After"))
+			require.NoError(t, err)
+			ms, err := strconv.Atoi(a.header.Get("Retry-After-Ms"))
+			require.NoError(t, err)
+			require.LessOrEqual(t, ms, 1000*after, "they say the same")
+			require.Greater(t, ms, 1000*(after-1))
+			longest = max(longest, after)
+		}
+		require.Equal(t, want.isSpread, longest > 5, more) // With a spread it is below by a chance of 1 in 10²⁸.
+		s.stop()
+		text, err := os.ReadFile(s.log + ".app")
+		require.NoError(t, err)
+		require.Equal(t, want.isLogged, strings.Contains(string(text), "shaper: refused"), more)
+	}
 }
 
 // Handlers behind the gateway may answer in other ways than a provider does, or not at all.
