@@ -157,3 +157,14 @@ func WriteUsage(to io.WriteCloser, lines ...string) (written int) {
 	}
 	return written
 }
+
+// MostUnwritten is how many bytes of lines wait for a disk.
+const MostUnwritten = mostUnwritten
+
+// NewUsage returns what takes the lines of a usage log, and what ends that.
+func NewUsage(to io.WriteCloser) (add func(line string) error, end func() error) {
+	u := newUsageLog(to)
+	u.failures.tell = func(int, error) {}
+	go u.writeAll()
+	return func(line string) error { return u.add([]byte(line + "\n")) }, u.Destruct
+}

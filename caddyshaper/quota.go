@@ -262,17 +262,30 @@ func (s *Shape) authorize(r *http.Request, repl *caddy.Replacer) (isStranger boo
 // A call that ends after the last of them is written down too: Caddy's writer takes a line when it has been closed.
 var usageLogs = caddy.NewUsagePool()
 
-// A usageLog takes a line for each call.
+// A usageLog takes a line for each call. A goroutine writes them, so that no call waits for a disk; it ends with the log.
 type usageLog struct {
 	name string
 	log  *slog.Logger
 
 	failures seldom[error]
 
-	mu       sync.Mutex
+	wake chan struct{} // has room for one, which says that there are lines; the writer takes all that it finds. Closed by Destruct
+	done chan struct{} // closed when the writer has ended
+
+	writing  sync.Mutex // held by whoever writes
 	to       io.WriteCloser
 	isCutOff bool // the latest line
+
+	mu      sync.Mutex // held for no longer than it takes to note a line
+	lines   [][]byte   // to be written
+	bytes   int        // of lines
+	isEnded bool
 }
+
+// mostUnwritten is how many bytes of lines wait for the disk. Lines for which there is no room are lost, and told of.
+const mostUnwritten = 4 << 20
+
+var errDiskIsSlow = errors.New("the disk is too slow, and lines are lost")
 
 // openUsage opens a usage log; nil for no name. Caddy's own writer rotates a file.
 func openUsage(ctx caddy.Context, name string) (*usageLog, error) {
@@ -284,7 +297,8 @@ func openUsage(ctx caddy.Context, name string) (*usageLog, error) {
 		return nil, err
 	}
 	return loadOrNew(usageLogs, file.Filename, func() (*usageLog, error) {
-		u := &usageLog{name: file.Filename, log: slog.New(newLatestLog("shape"))}
+		u := newUsageLog(nil)
+		u.name, u.log = file.Filename, slog.New(newLatestLog("shape"))
 		u.failures.tell = func(count int, latest error) {
 			u.log.Error("the usage can't be written", "error", latest, "calls", count)
 		}
@@ -296,9 +310,15 @@ func openUsage(ctx caddy.Context, name string) (*usageLog, error) {
 			opener = caddy.StderrWriter{}
 		}
 		var err error
-		u.to, err = opener.OpenWriter()
+		if u.to, err = opener.OpenWriter(); err == nil {
+			go u.writeAll()
+		}
 		return u, err
 	})
+}
+
+func newUsageLog(to io.WriteCloser) *usageLog {
+	return &usageLog{to: to, wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
 // record writes the line of a call.
@@ -315,17 +335,55 @@ func (u *usageLog) record(r *http.Request, record gateway.Record) {
 	}
 	line, err := json.Marshal(record)
 	if err == nil {
-		err = u.write(append(line, '\n'))
+		err = u.add(append(line, '\n'))
 	}
 	if err != nil {
 		u.failures.note(err)
 	}
 }
 
+// add leaves a line to the writer. A line that comes when the log has ended is written at once.
+func (u *usageLog) add(line []byte) error {
+	u.mu.Lock()
+	if u.isEnded {
+		u.mu.Unlock()
+		return u.write(line)
+	}
+	defer u.mu.Unlock()
+	if u.bytes+len(line) > mostUnwritten {
+		return errDiskIsSlow
+	}
+	u.lines, u.bytes = append(u.lines, line), u.bytes+len(line)
+	select {
+	case u.wake <- struct{}{}:
+	default: // The writer will find it.
+	}
+	return nil
+}
+
+// writeAll writes lines until the log ends. Lines that are being written take room until all have been.
+func (u *usageLog) writeAll() {
+	defer close(u.done)
+	for range u.wake {
+		u.mu.Lock()
+		lines, bytes := u.lines, u.bytes
+		u.lines = nil
+		u.mu.Unlock()
+		for _, line := range lines {
+			if err := u.write(line); err != nil {
+				u.failures.note(err)
+			}
+		}
+		u.mu.Lock()
+		u.bytes -= bytes
+		u.mu.Unlock()
+	}
+}
+
 // write writes a line. If a full disk has cut the one before it off, that ends first.
 func (u *usageLog) write(line []byte) error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
+	u.writing.Lock()
+	defer u.writing.Unlock()
 	if u.isCutOff {
 		line = append([]byte{'\n'}, line...)
 	}
@@ -341,6 +399,11 @@ func (u *usageLog) release() { _, _ = usageLogs.Delete(u.name) }
 
 // Destruct implements [caddy.Destructor].
 func (u *usageLog) Destruct() error {
+	u.mu.Lock()
+	u.isEnded = true
+	close(u.wake) // A line that is there has left a word in it, which the writer takes first.
+	u.mu.Unlock()
+	<-u.done
 	u.failures.close()
 	return u.to.Close()
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -347,4 +348,47 @@ func TestALineThatIsCutOffSpoilsNoOther(t *testing.T) {
 	f := &fullDisk{room: []int{9, 2, 0, 9, 9}}
 	require.Equal(t, 3, caddyshaper.WriteUsage(f, "one", "two", "three", "four", "five"))
 	require.Equal(t, "one\ntw\nfour\nfive\n", f.String())
+}
+
+// slowDisk is a file on a disk that takes a line whenever it is let.
+type slowDisk struct {
+	bytes.Buffer
+	let chan bool
+}
+
+func (f *slowDisk) Write(p []byte) (n int, err error) {
+	<-f.let
+	return f.Buffer.Write(p)
+}
+
+func (*slowDisk) Close() error { return nil }
+
+// A call ends while the disk is slow or hangs. The lines wait for it in their order; those that would take too much memory are lost, and
+// the call is told, which notes it.
+func TestASlowDiskHoldsUpNoCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := &slowDisk{let: make(chan bool)}
+		add, end := caddyshaper.NewUsage(disk)
+		want := ""
+		for i := range 3 {
+			require.NoError(t, add(fmt.Sprint(i)))
+			want += fmt.Sprintln(i)
+		}
+		large := strings.Repeat("x", caddyshaper.MostUnwritten-2*3-1)
+		require.NoError(t, add(large))
+		require.ErrorContains(t, add(""), "the disk is too slow")
+		disk.let <- true
+		disk.let <- true
+		synctest.Wait()
+		require.Equal(t, want[:4], disk.String())
+		ended := make(chan error)
+		go func() { ended <- end() }()
+		synctest.Wait()
+		go func() { require.NoError(t, add("late")) }() // It is written at once.
+		close(disk.let)
+		require.NoError(t, <-ended)
+		synctest.Wait()
+		require.Len(t, disk.String(), len(want+large+"\nlate\n"))
+		require.Equal(t, want, disk.String()[:6])
+	})
 }
