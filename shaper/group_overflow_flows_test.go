@@ -94,7 +94,7 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var of []Limits
-		for i := range 1 + keyed.Reserved + 1 {
+		for i := range 1 + keyed.Spare + 1 {
 			of = append(of, Limits{Rate: 1, Burst: 7 + i})
 		}
 		var told []Event
@@ -117,13 +117,13 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 			require.NotNil(t, kf)
 		}
 		require.Equal(t, keyed.Homes, buckets())
-		for key := 1; key <= keyed.Reserved; key++ {
+		for key := 1; key <= keyed.Spare; key++ {
 			require.True(t, g.Allow(key), "of rule %d", key)
 		}
 		require.Equal(t, keyed.MaxShared, buckets())
 		before := g.Stats()
 		require.Equal(t, 1, before.Keys)
-		require.EqualValues(t, 20_000+keyed.Reserved, before.Overflowed)
+		require.EqualValues(t, 20_000+keyed.Spare, before.Overflowed)
 
 		late := len(of) - 1
 		_, none := g.Forecast(late, 1)
@@ -134,7 +134,7 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		require.Equal(t, RejectError{Reason: ErrQueueFull, RetryAfter: 500 * time.Millisecond}, *refusal)
 		require.False(t, g.Allow(late+len(of)))
 		after := g.Stats()
-		require.EqualValues(t, 20_002+keyed.Reserved, after.Overflowed)
+		require.EqualValues(t, 20_002+keyed.Spare, after.Overflowed)
 		require.EqualValues(t, before.QueueFull+2, after.QueueFull)
 		require.Len(t, told, int(after.QueueFull), "the hook is told of these too")
 		require.Equal(t, late+len(of), told[len(told)-1].Key)

@@ -8,11 +8,11 @@ import (
 const (
 	// MaxShared is how many entries [Rings] hold at most.
 	MaxShared = 1024
-	// Reserved is how many of them are kept for rings that have none yet, so that a flood of keys
+	// Spare is the number of them that are kept for rings without any, so that a flood of keys
 	// of one ring leaves room for the keys of others.
-	Reserved = 64
+	Spare = 64
 	// Homes is how many points there are on a ring.
-	Homes = MaxShared - Reserved
+	Homes = MaxShared - Spare
 )
 
 // Rings hold the entries that keys share while a [Table] has no room for them. Each kind of keys P
