@@ -46,7 +46,7 @@ With --caddyfile it prints the Caddyfile of the demonstration, as a beginning of
 }
 
 // demo serves the demonstration. Like Caddy's run it does not return once it serves: a
-// signal ends the process, when those in line have been served.
+// signal ends the process, when the requests in line have been served.
 func demo(flags caddycmd.Flags) (int, error) {
 	if flags.Bool("caddyfile") {
 		_, err := os.Stdout.Write(demoCaddyfile)
@@ -128,5 +128,5 @@ func freePort(want int) string {
 			return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 		}
 	}
-	return strconv.Itoa(want) // Whoever listens there says what is wrong.
+	return strconv.Itoa(want) // The attempt to listen there returns the error.
 }

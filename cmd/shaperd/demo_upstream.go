@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// What the upstream of the demonstration can take. The welcome and demo.caddyfile say it
+// The capacity of the demonstration's upstream. The welcome and demo.caddyfile have it
 // too.
 const (
 	upstreamWorkers = 8
@@ -17,7 +17,7 @@ const (
 )
 
 // An upstream is as fragile as a program without a line: one request too many, and it is
-// down for a while, also for those that it was serving.
+// down for a while, also for the requests that it was serving.
 type upstream struct {
 	mu       sync.Mutex
 	busy     int
@@ -74,8 +74,8 @@ func (u *upstream) enter(now time.Time) bool {
 	return true
 }
 
-// leave ends what enter began, and returns how many requests have been served by now, or 0
-// if the upstream has broken down.
+// leave gives the worker back, and returns how many requests have been served by now, or 0 if the
+// upstream has broken down.
 func (u *upstream) leave(now time.Time) int {
 	u.mu.Lock()
 	defer u.mu.Unlock()

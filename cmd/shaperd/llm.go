@@ -33,10 +33,10 @@ func init() {
 		Usage: "--provider <name> --requests <n> --tokens <n> [--upstream <url>] [--fair header:<name>] [--print] [--demo]",
 		Short: "Shares the quota of a language-model API among teams",
 		Long: `
-Listens in front of the API of a language model, and lets calls wait in a line so that they
-stay within the quota of requests and tokens a minute for what they really cost. Each team
-gets its turn. Everything is passed on as it comes; a call for which there is no place gets
-429 in the provider's own format.
+Listens in front of the API of a language model, and lets calls wait in a line so that their
+actual usage stays within the quota of requests and tokens a minute. Each team gets its turn.
+Everything is passed on as it comes; a call for which there is no place gets 429 in the
+provider's own format.
 
 	shaperd llm --provider openai --requests 500 --tokens 90000 --fair header:X-Team
 
@@ -54,8 +54,8 @@ shaperd run. --demo shows it all with a provider in memory and ten clients.`,
 	})
 }
 
-// ownPort is the network of the command's listeners: no other process may listen at their ports. Those of Caddy share a port with
-// other processes, and each connection reaches one of them, so two gateways by mistake would pass twice the quota on.
+// ownPort is the network of the command's listeners: no other process may listen at their ports. Caddy's own listeners share a port
+// with other processes, and each connection reaches one of them, so a second gateway by mistake would double the quota.
 const ownPort = "shaperd"
 
 func llmFlags() *flag.FlagSet {
@@ -66,7 +66,7 @@ func llmFlags() *flag.FlagSet {
 	fs.Int("tokens", 0, "tokens of a minute, of input and output together")
 	fs.Int("input", 0, "input tokens of a minute")
 	fs.Int("output", 0, "output tokens of a minute")
-	fs.Duration("burst", 30*time.Second, "how much of the quota may leave at once: what it allows in this time, at most 1m")
+	fs.Duration("burst", 30*time.Second, "how much of the quota may leave at once: the quota of this time, at most 1m")
 	fs.Int("depth", 1000, "how many calls may wait")
 	fs.Duration("wait", 2*time.Minute, "for how long a call may have to wait; one that would wait longer gets 429")
 	fs.Int("inflight", 0, "how many calls may be with the provider at a time; 0: as many as the quota lets through")
@@ -218,7 +218,7 @@ func readUpstream(text, provider string) (*url.URL, error) {
 		return nil, fmt.Errorf("--upstream: %q, must be a URL such as https://api.openai.com", text)
 	}
 	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil || u.Fragment != "" {
-		return nil, fmt.Errorf("--upstream: %q, must be a scheme and a host; the path is what callers ask for", text)
+		return nil, fmt.Errorf("--upstream: %q, must be a scheme and a host; callers choose the path", text)
 	}
 	return u, nil
 }
@@ -295,8 +295,8 @@ var keyLines = map[string]string{
 	"openai-compatible": `header_up Authorization "Bearer {env.%s}"`,
 }
 
-// withoutKeys keeps keys out of the log. Caddy logs the header of a call whose answer breaks off, and knows of
-// Authorization alone that it has a key. A call to Gemini may have its key in the query.
+// withoutKeys keeps keys out of the log. Caddy logs the header of a call whose response breaks off, and hides only
+// Authorization. A call to Gemini may have its key in the query.
 const withoutKeys = `	log {
 		format filter {
 			request>headers>Api-Key delete
@@ -309,15 +309,15 @@ const withoutKeys = `	log {
 	}
 `
 
-// bodyTimeouts keep clients that send a body, or read an answer, hardly at all from holding places for ever. A body has 20 s,
-// and more as it comes; each write of an answer has 20 s, so that a model may pause for as long as it thinks.
+// bodyTimeouts end clients that hardly send their body, or hardly read a response: they would hold places for ever. A body has
+// 20 s, and more as it comes; each write of a response has 20 s, so that a model may pause for as long as it thinks.
 const bodyTimeouts = `		timeouts {
 			read_body_idle 20s 10000
 			write_idle 20s
 		}
 `
 
-// caddyfile returns the Caddyfile that does what the flags say.
+// caddyfile returns the Caddyfile for the flags.
 func (o *llmOptions) caddyfile() string {
 	var b strings.Builder
 	line := func(depth int, format string, args ...any) {
@@ -412,7 +412,7 @@ func short(d time.Duration) string {
 	return text
 }
 
-// word returns a text as one word of a Caddyfile. That it can be written has been checked.
+// word returns a text as one word of a Caddyfile. The flags have been checked for texts that can't be written.
 func word(text string) string {
 	w, _ := caddyfile.Literal(text)
 	return w
@@ -472,7 +472,7 @@ func (o *llmOptions) start() error {
 	return caddy.Load(adapted, true)
 }
 
-// welcome says what is served where.
+// welcome names the addresses, and their purposes.
 func (o *llmOptions) welcome() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "shaperd llm: %s, until Ctrl-C.\n\n", o.provider)
@@ -491,7 +491,7 @@ func (o *llmOptions) welcome() string {
 	return b.String()
 }
 
-// quotaWords says a quota.
+// quotaWords returns a quota in words.
 func quotaWords(q llm.Quota) string {
 	var parts []string
 	for _, l := range []struct {

@@ -17,7 +17,7 @@ import (
 	"example.com/leakybucket/llm/llmtest"
 )
 
-// demoQuota is the quota of the demonstration, unless flags say another: that of a small account.
+// demoQuota is the quota of the demonstration, unless flags set another: a small account's.
 var demoQuota = map[string]map[string]string{
 	"anthropic": {"requests": "500", "input": "40000", "output": "60000"},
 	"gemini":    {"requests": "100", "input": "40000"},
@@ -40,7 +40,7 @@ func demoDialect(provider string) llmtest.Dialect {
 	return llmtest.OpenAI
 }
 
-// demoLLM serves the gateway in front of a provider in memory, and is its clients.
+// demoLLM serves the gateway in front of a provider in memory, and plays its clients.
 func demoLLM(f caddycmd.Flags) (int, error) {
 	for _, name := range []string{"upstream", "key-env", "teams"} {
 		if value := f.String(name); value != "" {
@@ -86,7 +86,7 @@ func demoLLM(f caddycmd.Flags) (int, error) {
 	select {}
 }
 
-// setDemoFlags sets the flags that were left out to what shows something soon: a line forms at once.
+// setDemoFlags sets the flags that were left out so that a line forms at once.
 func setDemoFlags(f caddycmd.Flags) error {
 	set := map[string]string{}
 	if !f.Changed("burst") {
@@ -123,7 +123,7 @@ func demoAnswer(c llmtest.Call) llmtest.Answer {
 	return llmtest.Answer{Output: output, First: 300 * time.Millisecond, Took: 300*time.Millisecond + time.Duration(output)*4*time.Millisecond}
 }
 
-// callForever sends one call after the other. A call that is refused is sent again after what the refusal asks for.
+// callForever sends one call after the other. A refused call is sent again after the time that the refusal names.
 func callForever(team, address string, d llmtest.Dialect) {
 	for {
 		r := llmtest.NewRequest(context.Background(), d, llmtest.Call{Input: 100 + rand.IntN(400), Most: 200 + rand.IntN(600), Stream: rand.IntN(2) == 0})
@@ -143,7 +143,7 @@ func callForever(team, address string, d llmtest.Dialect) {
 	}
 }
 
-// demoWords says what to try.
+// demoWords returns a command to try.
 func demoWords(o *llmOptions, d llmtest.Dialect) string {
 	curl := func(c llmtest.Call) string {
 		r := llmtest.NewRequest(context.Background(), d, c)

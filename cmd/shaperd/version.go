@@ -24,8 +24,8 @@ directive "shape" and those around it come with the package caddyshaper.
 `
 }
 
-// version returns what stands before the version of Caddy: the version of shaperd, which
-// Go knows of a released one, and else the revision from which it was built.
+// version returns the text before the version of Caddy: the version of shaperd if it is a release,
+// and else the revision from which it was built.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
