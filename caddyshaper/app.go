@@ -26,11 +26,10 @@ func init() { caddy.RegisterModule((*app)(nil)) }
 
 const appName = "shape"
 
-// An app is what one configuration of Caddy has of this package: all its handlers are
-// entered here. Caddy makes a new configuration whole before it gives up the old one, and
-// may still find that the new one does not work. So what changes lines that are in use is
-// done when Caddy says that the configuration has started, and is undone if it ends while an
-// older one goes on.
+// An app has all handlers of this package in one configuration of Caddy. Caddy makes a new
+// configuration whole before it gives up the old one, and may still find that the new one does
+// not work. So lines that are in use change only when Caddy says that the configuration has
+// started, and change back if it ends while an older one goes on.
 type app struct {
 	ctx     caddy.Context
 	entries map[string]*entry // by name
@@ -94,8 +93,8 @@ func (a *app) started() {
 	a.warnOfSlowClients()
 }
 
-// warnOfSlowClients warns of each shape with a cap on requests in flight in whose server a client may send its request, or read
-// its answer, as slowly as it likes: a few of them take all places.
+// warnOfSlowClients warns of each shape with a cap on requests in flight whose server lets clients send their requests, or read
+// responses, as slowly as they like: a few of them take all places.
 func (a *app) warnOfSlowClients() {
 	for server, entries := range a.servers {
 		options := missingTimeouts(server)
@@ -111,8 +110,8 @@ func (a *app) warnOfSlowClients() {
 	}
 }
 
-// missingTimeouts returns the options that keep clients from sending bodies, or reading answers, for ever; "" if the server has others
-// that do. Caddy's own default ends a transfer that stands still for a minute, but not one that trickles.
+// missingTimeouts returns the missing options of a server that keep clients from sending bodies, or reading responses, for ever;
+// "" if there are none. Caddy's own default ends a transfer that stands still for a minute, but not one that trickles.
 func missingTimeouts(s *caddyhttp.Server) string {
 	var options []string
 	if s.ReadTimeout <= 0 && (s.ReadIdleTimeout <= 0 || s.ReadMinRate <= 0) {
@@ -135,8 +134,8 @@ func (a *app) stopping() {
 	time.AfterFunc(a.delay+a.grace-answerTime(a.grace), closeAll)
 }
 
-// answerTime returns how long before the end of a grace period the requests that still wait
-// are answered, so that the answers can be sent.
+// answerTime returns how long before the end of a grace period the waiting requests are refused,
+// so that the responses can be sent.
 func answerTime(grace time.Duration) time.Duration {
 	return min(max(grace/10, 100*time.Millisecond), 2*time.Second, grace/2)
 }
@@ -154,7 +153,7 @@ func (a *app) Cleanup() error {
 	return nil
 }
 
-// An entry is what one configuration says of the lines of a name.
+// An entry has the settings of one configuration for the lines of a name.
 type entry struct {
 	app      *app
 	settings settings
@@ -165,10 +164,10 @@ type entry struct {
 	log      *slog.Logger
 	done     chan struct{} // closed when the configuration ends
 
-	overtook []keptChange // changes that it has ended, as it says other limits; guarded by the lock of lines
+	overtook []keptChange // changes that it has ended by other limits; guarded by the lock of lines
 }
 
-// join returns the entry for a handler with such settings.
+// join returns the entry for a handler with settings.
 func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*entry, error) {
 	where := ""
 	if server != nil {
@@ -185,7 +184,7 @@ func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*e
 	return e, err
 }
 
-// entryOf returns the entry for a handler with such settings in a server.
+// entryOf returns the entry for a handler with settings in a server.
 func (a *app) entryOf(set settings, where string, log *slog.Logger) (*entry, error) {
 	if e := a.entries[set.name]; e != nil {
 		return e, e.mayShare(&set, where)
@@ -244,7 +243,7 @@ func (e *entry) inFlight() (least int) {
 	return least
 }
 
-// mayShare returns nil if another handler with such settings may have the lines of e.
+// mayShare returns nil if a handler with settings may share the lines of e.
 func (e *entry) mayShare(set *settings, server string) error {
 	where := fmt.Sprintf("two handlers are called %q, one in the server %q and one in %q", set.name, e.server, server)
 	if !set.named && !e.settings.named {
@@ -354,9 +353,9 @@ func goesOn() bool {
 	return slices.ContainsFunc(inForce.list(), func(a *app) bool { return !a.ending.Load() })
 }
 
-// ready reports whether requests are to be sent here: a configuration is in force, and the
-// process does not end. It turns false before the servers do anything, and so before Caddy's
-// shutdown_delay.
+// ready reports whether load balancers should send requests here: a configuration is in force,
+// and the process does not end. It turns false before the servers begin to end, and so before
+// Caddy's shutdown_delay.
 func ready() bool { return len(inForce.list()) > 0 && !caddy.Exiting() }
 
 // known has all limiters in use, also those that no configuration has any more.
@@ -364,8 +363,8 @@ var known knownLimiters
 
 type knownLimiters struct{ ordered[*limiters] }
 
-// latest returns the limiters of a name that were made last, of those that a configuration has
-// started; nil if there are none. Those of the heir are left out.
+// latest returns the newest limiters of a name that a configuration has started, except the heir;
+// nil if there are none.
 func (k *knownLimiters) latest(name string, heir *limiters) *limiters {
 	for _, l := range slices.Backward(k.list()) {
 		if l != heir && l.name == name && l.wasStarted() {
@@ -375,11 +374,11 @@ func (k *knownLimiters) latest(name string, heir *limiters) *limiters {
 	return nil
 }
 
-// isLatest reports whether no others have the name of these limiters, which were started.
+// isLatest reports whether these limiters, which were started, are the newest of their name.
 func (k *knownLimiters) isLatest(l *limiters) bool { return k.latest(l.name, nil) == l }
 
-// inherit gives limiters that are about to be used the levels of those that had the name
-// before, with other fixed settings. It reports whether there are any.
+// inherit gives limiters that are about to be used the levels of their predecessors: the ones
+// with the name and other fixed settings. It reports whether there are any.
 func (k *knownLimiters) inherit(heir *limiters) bool {
 	l := k.latest(heir.name, heir)
 	if l != nil {

@@ -118,8 +118,8 @@ func (s *Shape) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// An errTakes is for a subdirective that has more or fewer arguments than it may have. Its text says
-// how many these are.
+// An errTakes is for a subdirective with too many or too few arguments. Its text says how many it
+// takes.
 type errTakes string
 
 func (e errTakes) Error() string { return string(e) }
@@ -171,8 +171,8 @@ var subdirectives = map[string]subdirective{
 	"log_refusals":        flag(func(s *Shape) *bool { return &s.LogRefusals }),
 }
 
-// one returns a subdirective that has one argument. An error of read says what the argument must
-// be; the name of the subdirective and the argument are put in front of it.
+// one returns a subdirective with one argument. An error of read says how the argument must be; the
+// name of the subdirective and the argument are put in front of it.
 func one(read func(s *Shape, arg string) error) subdirective {
 	return func(s *Shape, option string, args []string) error {
 		if len(args) != 1 {
@@ -209,8 +209,8 @@ func readRoutes(s *Shape, option string, args []string) error {
 	return texts(func(s *Shape) *[]string { return &s.Routes })(s, option, literals(args))
 }
 
-// literals returns words in which nothing is replaced as they are meant: Caddy's adapter takes {path} for a placeholder in any word,
-// but not \{path\}.
+// literals undoes the escaping of words without placeholders: Caddy's adapter takes {path} for a placeholder in any word, but not
+// \{path\}.
 func literals(words []string) (meant []string) {
 	for _, w := range words {
 		meant = append(meant, strings.NewReplacer(`\{`, "{", `\}`, "}").Replace(w))
@@ -358,7 +358,7 @@ var _ caddyfile.Unmarshaler = (*Shape)(nil)
 
 func init() {
 	httpcaddyfile.RegisterDirective("shape", parseDirective)
-	// After what changes a request, or asks who sends it; before handle and route, so that a
+	// After directives that change a request, or authenticate it; before handle and route, so that a
 	// shape of the site also holds for requests in these blocks.
 	httpcaddyfile.RegisterDirectiveOrder("shape", httpcaddyfile.Before, "invoke")
 }
@@ -387,7 +387,7 @@ func parseDirective(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error)
 		s.Name = siteOf(h) + strings.TrimPrefix(matcher, "*")
 	}
 	h.Reset()
-	h.Next() // What is wrong with several lines together is told of the first.
+	h.Next() // An error about several lines names the first.
 	if err := s.check(); err != nil {
 		return nil, h.WrapErr(err)
 	}

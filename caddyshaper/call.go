@@ -34,7 +34,7 @@ type call struct {
 	waited   time.Duration // in the lines of this handler
 	told     bool          // placeholders and log fields have been set
 	returned bool          // the handlers behind have, and not panicked
-	err      error         // what the handler returns
+	err      error         // that the handler returns
 }
 
 type callKey struct{}
@@ -73,12 +73,12 @@ func (c *call) end() {
 		c.times.resume()
 		c.tell("gone")
 	}
-	if c.request.Header.Get("Upgrade") == "" { // A connection of another protocol is no longer the server's.
+	if c.request.Header.Get("Upgrade") == "" { // After an upgrade the connection is no longer the server's.
 		c.times.finish()
 	}
 }
 
-// totalWait returns the time in the lines of this handler and of those in front of it.
+// totalWait returns the time in the lines of this handler and of the handlers in front of it.
 func (c *call) totalWait() (sum time.Duration) {
 	for ; c != nil; c = c.outer {
 		sum += c.waited
@@ -169,8 +169,8 @@ func embedded(c net.Conn) net.Conn {
 // A costFunc returns the cost of a request.
 type costFunc func(*caddy.Replacer) int
 
-// defaultMaxCost is the most that a request costs by placeholders, unless max_cost says
-// otherwise: all requests behind it wait for its cost, and a client may have written it.
+// defaultMaxCost bounds costs by placeholders, unless max_cost does: all requests behind a
+// request wait for its cost, and a client may have written it.
 const defaultMaxCost = 1000
 
 // newCost returns the function for a cost, as it is configured.
@@ -183,7 +183,7 @@ func newCost(text string, most int) (costFunc, error) {
 			most = defaultMaxCost
 		}
 		return func(repl *caddy.Replacer) int {
-			// What is no number gives 0, and what does not fit into an int the nearest int.
+			// It returns 0 for a text that is no number, and the nearest int for one out of range.
 			n, _ := strconv.Atoi(strings.TrimSpace(repl.ReplaceAll(text, "")))
 			return min(max(n, 1), most)
 		}, nil

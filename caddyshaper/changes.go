@@ -20,8 +20,8 @@ import (
 // pages is the core of all pages; nil: there is none, so nothing is changed for a time.
 var pages atomic.Pointer[core]
 
-// A keptChange is a change that an operator has made for a time, outside the lines that it is of: while these
-// have gone, in a state file, or on the way to the lines that take their place.
+// A keptChange is a change that an operator has made for a time, outside its lines: while these have
+// gone, in a state file, or on the way to the lines that take their place.
 type keptChange struct {
 	Source string         `json:"source"`
 	Key    []byte         `json:"key,omitempty"` // it need not be UTF-8
@@ -37,7 +37,8 @@ func (k keptChange) change() inspect.Change {
 	return inspect.Change{Source: k.Source, Key: string(k.Key), Who: k.Who, From: k.From, Until: k.Until}
 }
 
-// isOf reports whether two changes are of the same limits, or holds of the same line.
+// isOf reports whether two changes have the same subject: the limits of one key, or the hold of one
+// line.
 func (k keptChange) isOf(o keptChange) bool {
 	return k.Source == o.Source && string(k.Key) == string(o.Key) && (k.Limits == nil) == (o.Limits == nil)
 }
@@ -72,7 +73,7 @@ func (l shownLine) resume(i *inspect.Inspector, k keptChange) error {
 	return i.Resume(c)
 }
 
-// inUnitsOf returns limits in the units of one rate in those of another.
+// inUnitsOf converts limits from the units of one rate to the units of another.
 func inUnitsOf(l shaper.Limits, from, to rate.Limit) shaper.Limits {
 	if from != to {
 		l.Rate *= to / from
@@ -81,8 +82,8 @@ func inUnitsOf(l shaper.Limits, from, to rate.Limit) shaper.Limits {
 	return l
 }
 
-// units returns the rate of a quota in its own units and in those of its line, which are of the quota that the line has begun with.
-// Without a quota both are 0.
+// units returns the rate of a quota in its own units and in the line's, which come from the first quota of the line. Without a
+// quota both are 0.
 func (l *limiters) units() (own, ofLine rate.Limit) {
 	if said := l.fair.says.Load(); l.key.fixed.quota && said != nil {
 		return l.says.Load().settings.limits.Rate, said.Rate
@@ -90,7 +91,7 @@ func (l *limiters) units() (own, ofLine rate.Limit) {
 	return 0, 0
 }
 
-// says returns the limits of a key, or of the line, as the configuration in force says them.
+// says returns the limits of a key, or of the line, by the configuration in force.
 func (l shownLine) says(key string) (text string, err error) {
 	limits, e := shaper.Limits{}, l.lines.says.Load()
 	switch {
@@ -162,7 +163,7 @@ func (k *keptChanges) take(sources ...string) (all []keptChange) {
 	return all
 }
 
-// sources returns the names that pages know the lines by.
+// sources returns the names of the lines on pages.
 func (l *limiters) sources() []string {
 	return []string{l.name, l.name + candidateSource, l.name + siteSource}
 }
@@ -194,8 +195,8 @@ func (l *limiters) changes() []keptChange {
 	return all
 }
 
-// overtake ends the changes for whose limits the configuration says others now than before. All other changes
-// stay in force.
+// overtake ends the changes of limits that the configuration itself has changed. All other changes stay in
+// force.
 func (l *limiters) overtake(before []keptChange) {
 	c := pages.Load()
 	if c == nil {
@@ -210,7 +211,7 @@ func (l *limiters) overtake(before []keptChange) {
 			continue
 		}
 		if of.group != nil && of.group.ResetLimits(string(k.Key)) != nil {
-			continue // Its limits are none that the bucket could get now, so they stay as they are.
+			continue // The bucket could not get such limits now, so they stay as they are.
 		}
 		l.mu.Lock()
 		e := l.says.Load()
@@ -239,8 +240,8 @@ func newCore(log *slog.Logger) *core {
 	return c
 }
 
-// Destruct implements [caddy.Destructor]. Without pages nobody can end a change, so all end; those of a process that ends
-// are for the state file.
+// Destruct implements [caddy.Destructor]. Without pages nobody can end a change, so all end. If the process ends, the
+// state file has them.
 func (c *core) Destruct() error {
 	if !goesOn() {
 		c.keepAll()
@@ -267,7 +268,7 @@ func (c *core) show(l shownLine) (hide func()) {
 	}
 }
 
-// resume puts the changes of a line that are kept in force again, unless the configuration says other limits by now.
+// resume puts the kept changes of a line in force again, unless the configuration has other limits by now.
 func (c *core) resume(l shownLine) {
 	for _, k := range kept.take(l.name) {
 		if err := l.resume(c.Inspector, k); err != nil {
@@ -314,7 +315,7 @@ func (c *core) lineOf(name string) (l shownLine, ok bool) {
 	return l, ok
 }
 
-// resume puts the changes of lines that are kept in force again.
+// resume puts the kept changes of lines in force again.
 func (l *limiters) resume() {
 	c := pages.Load()
 	if c == nil {

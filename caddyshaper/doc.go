@@ -30,12 +30,13 @@
 // pass in any window of a minute ([shaper.Window]). Without a depth no request waits.
 //
 // Either limits says them for all keys, or rules names files of package config, each a layer
-// over those before it, in which the rule for a key is looked up. Changed files are read by
-// themselves. If they have mistakes, the rules in force stay, and the log has the mistakes;
-// at the start, and when Caddy loads a configuration, a mistake in them is an error with file
-// and line.
+// over those before it, in which the rule for a key is looked up. Changed files are read again
+// by themselves. If they have mistakes, the rules in force stay, and the log has the mistakes;
+// at the start, and when Caddy loads a configuration, a mistake in them is an error that names
+// file and line.
 //
-// candidate names limits to try: they hold no request up, and only give their verdict. In rules each rule may have one. dry_run does the same with the limits themselves.
+// candidate names limits to try: they hold no request up, and only give their verdict. In rules
+// each rule may have one. dry_run does the same with the limits themselves.
 //
 // # Keys
 //
@@ -45,16 +46,16 @@
 //     IPv6 address the first 64 bits (ipv6_bits). This is the default. Behind a proxy set
 //     trusted_proxies_strict too: without it Caddy takes the first address of
 //     X-Forwarded-For, which the client may have written.
-//   - route: the pattern that the request matches, as "POST /login" or "/orders/{id}", of
-//     those that begin the keys of rules and those that routes names. A request that matches
-//     none has the part "-". It is not the path, because a client could ask for ever new ones.
+//   - route: the pattern that the request matches, as "POST /login" or "/orders/{id}". Patterns
+//     begin the keys of rules, or are named by routes. A request that matches none has the part
+//     "-". It is not the path, because a client could ask for ever new ones.
 //   - host: the host of the request, in lower case and without its port.
 //   - header:NAME: the value of a header field. A client may write anything there.
 //   - {placeholder}: any text with placeholders of Caddy.
 //   - all, alone: all requests have one line.
 //
-// Put what picks the rule first. At most max_keys keys have a line of their own; those that
-// come then share lines (see shaper.Group), so that no client gains by making up keys.
+// Put the part that picks the rule first. At most max_keys keys have a line of their own; further
+// keys share lines (see shaper.Group), so that no client gains by making up keys.
 //
 // cost is the cost of a request, by a number or placeholders. A value that is no number, or is
 // less than 1, counts as 1: whatever a client sends there, it is not free. The most is 1000,
@@ -62,22 +63,22 @@
 //
 // With fair in place of key there is one line, whose rate the keys share: they take turns, by
 // their weights ([shaper.WithFairQueue]). A weight counts from the first request of a key in line until
-// the key has none, also over a reload. With rules fair has no words: the files say what makes the keys,
-// what weights they have and, as their default, the limits of the line.
+// the key has none, also over a reload. With rules fair has no words: the files have the parts of the keys,
+// their weights and, as their default, the limits of the line.
 //
 // With quota in place of limits the handler is a gateway to a provider of language models, and its
 // cost units are parts of a minute's quota ([gateway.Gateway]). A reload that changes the quota re-times the
-// calls in line: the rate changes by as much as the limit that has grown least.
+// calls in line, by the limit that has grown least.
 //
-// # What is told
+// # Refusals, placeholders and logs
 //
 // A refusal is 429 where there is no place, the wait would be too long or the limit is reached,
 // 503 where the store can't be asked or the process ends, and 500 where no rule matches. It has
 // Retry-After, Cache-Control and the application/problem+json body of shaper.WriteError. If
-// handle_errors, or the error routes of a subroute, match it, it is an error of Caddy that they
-// answer, and Retry-After and Cache-Control are set by then. A client that has left while it
-// waited is logged with status 499. Refusals with 503 and 500 are logged as errors, at most a
-// line a second for each of the two, which says how many they were since the line before.
+// handle_errors, or the error routes of a subroute, match it, they respond in its place, with
+// Retry-After and Cache-Control already set. A client that has left while it waited is logged
+// with status 499. Refusals with 503 and 500 are logged as errors, at most one line a second for
+// each of the two, with their number since the line before.
 //
 // The handlers behind, error routes and the access log have:
 //
@@ -88,39 +89,38 @@
 //	{http.shape.error}    shape_error    why it was not admitted: queue-full, too-late, too-costly,
 //	                                     unavailable, closed, deadline, gone, failed
 //
-// Where a request goes through several handlers, name, key, verdict and error are those of
-// the last one. ratelimit_headers, server_timing and verdict_header add fields to answers, and
-// log_refusals logs refusals, one line a second at most.
+// Where a request goes through several handlers, name, key, verdict and error are the last
+// one's. ratelimit_headers, server_timing and verdict_header add fields to responses, and
+// log_refusals logs refusals, at most one line a second.
 //
 // # Names and reloads
 //
 // A handler's lines are known by its name. In a Caddyfile that is the first address of the
-// site and the matcher, unless the directive says one; two that would have the same name must
-// be told apart by names. Handlers of one name share their lines, as when a snippet is
-// imported by two sites, and so must say the same of them.
+// site and the matcher, unless the directive has a name; two that would have the same name need
+// one. Handlers of one name share their lines, as when a snippet is imported by two sites, and
+// so must have the same settings.
 //
 // A reload of Caddy loses no request. The lines outlive it: requests that wait stay where
-// they are, levels stay, and changed limits count at once, also for these requests. This is
-// so for limits, rules, candidate, site, state and all that is said of keys and answers. If
-// the limits of a key get or lose an inflight, the key keeps its limits until its line is
-// empty.
+// they are, levels stay, and changed limits count at once, also for these requests. This goes
+// for limits, rules, candidate, site, state and all settings of keys and responses. If the limits of
+// a key get or lose an inflight, the key keeps its limits until its line is empty.
 //
-// Whether there is fair queueing, what is said of store, fallback, patience, cold_guard,
-// rate_version, max_keys, block, coarse_timer and dry_run, and the name, can't change for lines in use.
-// After a reload that changes them, requests go to new lines, which have the levels of the old ones if
-// the name is the same. Only a line with fair queueing and lines without it have no levels in common.
-// Requests that wait in the old ones leave at the old rate, beside the new ones.
+// Fair queueing or not, store, fallback, patience, cold_guard, rate_version, max_keys, block,
+// coarse_timer, dry_run, and the name can't change for lines in use. After a reload that changes
+// them, requests go to new lines, which take over the levels of the old ones if the name is the same.
+// Levels are not taken over between a line with fair queueing and lines without it. Requests that
+// wait in the old lines leave at the old rate, beside the new ones.
 //
 // A configuration that fails changes nothing: its limits come into force only when all of it
 // has started.
 //
-// One thing is Caddy's and net/http's: a server that ends, as the old one does at each reload,
-// closes a new connection whose first request it reads at that moment. No handler has seen
-// such a request, and clients repeat it.
+// A server of net/http that ends, as the old one does at each reload, closes a new connection
+// whose first request it reads at that moment. No handler has seen such a request, and clients
+// repeat it.
 //
 // When the process ends, lines drain at their rates while Caddy's grace_period lasts. A
 // request that still waits shortly before its end (a tenth of it, from 100 ms to 2 s) is
-// answered with 503 and Retry-After. Without a grace_period Caddy waits until all lines are
+// refused with 503 and Retry-After. Without a grace_period Caddy waits until all lines are
 // empty.
 //
 // # Stores and state
@@ -129,20 +129,19 @@
 // server, several of these for servers that each have a part of the keys,
 // redis+cluster://host?addr=host2, redis+sentinel://host?master_name=name, or postgres://,
 // where the table is made if it is not there. Handlers with the same URL share connections.
-// Passwords belong into placeholders such as {env.REDIS_PASSWORD}; no error or log tells them.
-// fallback says what happens while the store can't be asked: closed lets no request leave,
-// open lets each process use the whole rate, and local 3 a third of it. docs/shared.md has
-// the rest.
+// Passwords belong into placeholders such as {env.REDIS_PASSWORD}; no error or log has them.
+// fallback counts while the store can't be asked: with closed no request leaves, with open each
+// process uses the whole rate, and with local 3 a third of it. docs/shared.md has the rest.
 //
 // state names a file that keeps the levels while the process does not run: it is written every
 // minute and at the end, and read at the start. Several handlers may name one file. Its folder
-// must exist. A file that makes no sense is set aside with the ending .broken.
+// must exist. A malformed file is set aside with the ending .broken.
 //
 // # Looking on
 //
 // The directive shape_inspect serves the live page and the API of package inspect ([Inspect]),
-// and /shape/ at Caddy's admin endpoint does so for programs ([Admin]). Caddy's metrics have
-// the metrics of package promshaper, whose label rule is the name of the handler, or that name
+// and /shape/ at Caddy's admin endpoint does so for programs ([Admin]). Caddy's metrics include
+// the metrics of package promshaper, whose label rule is the name of the handler, or the name
 // with "/candidate" or "/site" behind it. For rules in files there are also
 // shaper_config_last_reload_successful and shaper_config_last_reload_success_timestamp_seconds.
 // shape_ready tells load balancers whether to send requests here ([Readiness]).

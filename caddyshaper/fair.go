@@ -16,7 +16,7 @@ import (
 // Fair makes the keys of a [Shape] share its rate: see [shaper.WithFairQueue]. With the Rules of the
 // Shape both fields are empty, as the files say it.
 type Fair struct {
-	// By is what makes the key of a request. The parts are those of a Shape's Key; all is none of them.
+	// By has the parts of the key of a request, as in a Shape's Key, but without all.
 	By []string `json:"by,omitempty"`
 
 	// Weights are the shares of keys, from 1 to 1000. A key that is not here has 1. Keys are
@@ -27,7 +27,7 @@ type Fair struct {
 // maxWeight is the greatest weight of a key.
 const maxWeight = 1000
 
-// readFair checks what is said of fair queueing.
+// readFair checks the settings of fair queueing.
 func readFair(s *Shape, set *settings) error {
 	if s.Fair == nil {
 		return nil
@@ -35,7 +35,7 @@ func readFair(s *Shape, set *settings) error {
 	inFile := len(s.Rules) > 0
 	switch {
 	case inFile && len(s.Fair.By)+len(s.Fair.Weights) > 0:
-		return errors.New("fair: it stands alone beside rules, as their files say what makes the keys and what weights they have")
+		return errors.New("fair: it stands alone beside rules, as their files have the parts of the keys and their weights")
 	case !inFile && len(s.Fair.By) == 0:
 		return errors.New("fair: by is missing; say whose requests take turns, such as client_ip, or name a file by rules that says it")
 	case slices.Contains(s.Fair.By, "all"):
@@ -43,7 +43,7 @@ func readFair(s *Shape, set *settings) error {
 	case len(s.Key) > 0:
 		return fmt.Errorf("key: %q stands beside fair; with key each key has a rate of its own, and with fair all share one", s.Key)
 	case s.Site != "":
-		return fmt.Errorf("site: %q stands beside fair, whose limits are those of all requests together already", s.Site)
+		return fmt.Errorf("site: %q stands beside fair, whose limits are already for all requests together", s.Site)
 	case s.Candidate != "":
 		return fmt.Errorf("candidate: %q stands beside fair; in a dry run no request waits, so none could take turns", s.Candidate)
 	case s.DryRun:
@@ -66,13 +66,13 @@ func readFair(s *Shape, set *settings) error {
 	return nil
 }
 
-// readFairLine reads the line that says whose requests take turns.
+// readFairLine reads the line with the parts of the key.
 func readFairLine(s *Shape, _ string, args []string) error {
 	s.Fair = &Fair{By: fairParts(args)}
 	return nil
 }
 
-// fairParts returns the parts of a key of the words that say them, as in a file of rules too.
+// fairParts returns the parts of a key by their words, as in a file of rules too.
 func fairParts(words []string) (parts []string) {
 	for i := 0; i < len(words); i++ {
 		part := words[i]
@@ -85,7 +85,7 @@ func fairParts(words []string) (parts []string) {
 	return parts
 }
 
-// fairInFile reports whether a file of rules says what makes the key of a request.
+// fairInFile reports whether a file of rules has the parts of the key.
 func (s *Shape) fairInFile() bool { return s.Fair != nil && len(s.Rules) > 0 }
 
 // readWeights reads the block behind the line.
@@ -132,7 +132,7 @@ func (e *entry) lineLimits() shaper.Limits {
 	if e.file == nil {
 		return e.settings.limits
 	}
-	limits, _ := e.file.Limits("") // Those of the default, which a file with fair has.
+	limits, _ := e.file.Limits("") // of the default, which a file with fair has
 	return limits
 }
 

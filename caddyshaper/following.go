@@ -25,8 +25,7 @@ const (
 	siteSource      = "/site"
 )
 
-// shownLines returns all lines that are in use. Their names are those that package shaper
-// knows them by.
+// shownLines returns all lines that are in use, by their names in package shaper.
 func shownLines() (all []shownLine) {
 	for _, l := range running() {
 		if line := l.fair.Load(); line != nil {
@@ -45,7 +44,7 @@ func shownLines() (all []shownLine) {
 	}
 	names := map[string]bool{}
 	return slices.DeleteFunc(all, func(l shownLine) bool {
-		twice := names[l.name] // "shop/site" may be that of shop, or the name that a handler was given.
+		twice := names[l.name] // "shop/site" may be the site of shop, or a handler of that name.
 		names[l.name] = true
 		return twice
 	})
@@ -62,7 +61,7 @@ func (l shownLine) inspected() inspect.Source {
 	return inspect.OfGroup(l.group, inspect.WithExplain(l.where))
 }
 
-// where returns where the limits of a key come from, if that is a file of rules.
+// where returns the origin of the limits of a key, if it is a file of rules.
 func (l shownLine) where(key string) (rule, file string, line int) {
 	if rules := l.lines.file(); rules != nil {
 		return rules.Where(key)
@@ -86,7 +85,7 @@ type follower struct {
 	show func(shownLine) (hide func())
 
 	updated chan struct{}        // closed when the last update has ended; nil: there was none
-	shown   map[shownLine]func() // what hides each of those that are shown; used by updates alone
+	shown   map[shownLine]func() // the lines that are shown, with the functions that hide them; used by updates alone
 }
 
 var (
@@ -94,8 +93,8 @@ var (
 	followers   = map[*follower]bool{}
 )
 
-// follow shows all lines that are in use, from now on and until stop is called. What is
-// shown then is not hidden.
+// follow shows all lines that are in use, from now on and until stop is called. stop hides
+// nothing.
 func follow(show func(shownLine) (hide func())) (stop func()) {
 	f := &follower{show: show, shown: map[shownLine]func(){}}
 	followersMu.Lock()
@@ -111,8 +110,8 @@ func follow(show func(shownLine) (hide func())) (stop func()) {
 }
 
 // linesChanged lets all followers show the lines in use. It must be called whenever these have
-// changed. It returns when the followers do or, if one does not come to an end, after hideWait: that
-// one follows when it can.
+// changed. It returns when all followers are done, or after hideWait; a slow one follows when it
+// can.
 func linesChanged() {
 	var updates []<-chan struct{}
 	followersMu.Lock()

@@ -23,8 +23,8 @@ import (
 func init() {
 	caddy.RegisterModule(new(Inspect))
 	httpcaddyfile.RegisterDirective("shape_inspect", parseInspect)
-	// Behind what asks who somebody is. In front of shape, so that a visitor who wants to see
-	// the line need not wait in it.
+	// Behind authentication. In front of shape, so that a visitor who wants to see the line need not
+	// wait in it.
 	httpcaddyfile.RegisterDirectiveOrder("shape_inspect", httpcaddyfile.After, "templates")
 }
 
@@ -39,16 +39,16 @@ func init() {
 //		hosts shop.example
 //	}
 //
-// Who may look must be said around it, for example by basic_auth or remote_ip: the page
-// shows the keys of all clients. Unless hosts are named, it answers only clients of the
-// same machine that call it by a loopback name.
+// Restrict who may look, for example by basic_auth or remote_ip: the page shows the keys of all
+// clients. Unless hosts are named, it answers only clients of the same machine that call it by a
+// loopback name.
 //
 // As the handler of a path, it stands in front of a shape of the whole site. Within handle or
 // handle_path it comes behind it, so that a visitor waits in line like all other clients.
 //
-// What it shows outlives a reload: limiters come and go with the configuration, the
-// history of those that stay goes on. A change made through the API stays in force for its time, unless the
-// new configuration says other limits for the same line or key; with a state file also over a restart.
+// It outlives a reload: limiters come and go with the configuration, and the history of the ones
+// that stay goes on. A change made through the API stays in force for its time, unless the new
+// configuration has other limits for the same line or key; with a state file also over a restart.
 type Inspect struct {
 	// The path below which the page is, such as /shaper. In a Caddyfile it is the path of the
 	// matcher. Leave it out if another handler strips it, as handle_path does.
@@ -136,7 +136,7 @@ func (h *Inspect) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	return nil
 }
 
-// parseInspect reads the directive. A path as its matcher is where the page is.
+// parseInspect reads the directive. If its matcher is a path, the page is there.
 func parseInspect(helper httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 	h := new(Inspect)
 	helper.Next() // the name of the directive
@@ -227,7 +227,7 @@ func belowPath(r *http.Request, place string) *http.Request {
 		return r
 	}
 	// The beginning is right in any case: "/api/buckets/" of "/api/buckets/SOURCE/KEY".
-	// What follows it has no such segments, as its slashes are encoded.
+	// The rest has no such segments, as its slashes are encoded.
 	parts := strings.SplitAfterN(stripped, "/", 4)
 	if len(parts) < 4 {
 		return r
@@ -263,7 +263,7 @@ func originalPath(r *http.Request) string {
 // goes on with them.
 var inspectors = caddy.NewUsagePool()
 
-// An inspectorKey is what makes two Inspectors the same.
+// Two Inspectors with the same inspectorKey are one.
 type inspectorKey struct {
 	admin   bool // of the admin endpoint
 	title   string
@@ -276,9 +276,9 @@ type inspectorKey struct {
 // none wants it.
 type keptInspector struct{ *inspect.Inspector }
 
-// cores has what all keptInspectors have in common, as long as there is one: the lines, their
-// histories, and one list of changes, so that a change made by a page can be put back by the
-// admin endpoint.
+// cores has the common part of all keptInspectors, as long as there is one: the lines, their
+// histories, and one list of changes, so that the admin endpoint can put back a change made by a
+// page.
 var cores = caddy.NewUsagePool()
 
 // A coreKey is the key of the only value of cores.
@@ -320,7 +320,7 @@ func (k *keptInspector) Destruct() error {
 	return err
 }
 
-// serve answers a request. What is still streaming when serving ends, ends too.
+// serve answers a request. A stream ends when serving ends.
 func (k *keptInspector) serve(w http.ResponseWriter, r *http.Request, serving context.Context) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()

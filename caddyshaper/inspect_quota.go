@@ -7,7 +7,7 @@ import (
 	"example.com/leakybucket/llm/gateway"
 )
 
-// quotaTaken returns what calls have taken of a quota, as pages show it.
+// quotaTaken returns the usage of a quota, as pages show it.
 func (l shownLine) quotaTaken(teams int) inspect.Quota {
 	st := l.lines.ledger.Status(time.Now(), teams)
 	shown := inspect.Quota{

@@ -19,7 +19,7 @@ import (
 // A keyFunc returns the key of a request.
 type keyFunc func(*http.Request, *caddy.Replacer) string
 
-// keyParts returns the parts of the key of a request, and the field that says them.
+// keyParts returns the parts of the key of a request, and the field that has them.
 func (s *Shape) keyParts() (field string, parts []string) {
 	switch {
 	case s.Fair != nil:
@@ -88,8 +88,8 @@ func (s *Shape) newKey(rules *config.Rules) (keyFunc, error) {
 	return s.joinKey(field, parts, route)
 }
 
-// joinKey returns the function that joins the parts of a key, which field says. route is for the part
-// route.
+// joinKey returns the function that joins the parts of a key; field is the field that has them. route is for the
+// part route.
 func (s *Shape) joinKey(field string, parts []string, route keyFunc) (keyFunc, error) {
 	ipv6Bits := s.IPv6Bits
 	if ipv6Bits < 0 || ipv6Bits > 128 {

@@ -48,7 +48,7 @@ func registerMetrics(ctx caddy.Context) error {
 	return nil
 }
 
-// ledgers returns what the calls of gateways have taken, by the names of their lines.
+// ledgers returns the ledgers of gateways, by the names of their lines.
 func ledgers() map[string]*gateway.Ledger {
 	all := map[string]*gateway.Ledger{}
 	for _, l := range running() {
@@ -95,8 +95,7 @@ func (rulesCollector) Collect(out chan<- prometheus.Metric) {
 func init() {
 	caddy.RegisterModule(new(Readiness))
 	httpcaddyfile.RegisterHandlerDirective("shape_ready", parseReady)
-	// In front of what asks who somebody is, and of shape, in whose line a load balancer would
-	// wait.
+	// In front of authentication, and of shape, in whose line a load balancer would wait.
 	httpcaddyfile.RegisterDirectiveOrder("shape_ready", httpcaddyfile.Before, "redir")
 }
 
@@ -113,9 +112,9 @@ func init() {
 //		…
 //	}
 //
-// Caddy takes requests during its shutdown_delay as before. Then it takes no more, and those
-// in line leave at their rate until the grace period is over. Without a shutdown_delay a load
-// balancer finds no server at all, which tells it the same.
+// Caddy takes requests during its shutdown_delay as before. Then it takes no more, and the
+// requests in line leave at their rate until the grace period is over. Without a shutdown_delay a
+// load balancer finds no server at all, which tells it the same.
 type Readiness struct{}
 
 // CaddyModule implements [caddy.Module].
@@ -129,7 +128,7 @@ func (*Readiness) ServeHTTP(w http.ResponseWriter, _ *http.Request, _ caddyhttp.
 }
 
 // serveReady says at the admin endpoint whether the process is ready for requests, and how
-// many wait in line, which is nothing that strangers need to know.
+// many wait in line, which strangers need not know.
 func serveReady(w http.ResponseWriter, _ *http.Request) error {
 	waiting := 0
 	for _, l := range running() {

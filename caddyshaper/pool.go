@@ -21,14 +21,14 @@ import (
 // next one finds them here before the last one has left.
 var pool = caddy.NewUsagePool()
 
-// A poolKey is the name of lines, and what can't change while they are in use.
+// A poolKey is the name of lines, with the settings that can't change while they are in use.
 type poolKey struct {
 	name  string
 	fixed fixed
 }
 
-// limiters are the lines of a name. All configurations that have the same name and the same
-// fixed settings share them; the one that was started last says what their limits are.
+// limiters are the lines of a name. All configurations with the same name and the same fixed
+// settings share them; the one that was started last sets their limits.
 type limiters struct {
 	name  string
 	key   poolKey
@@ -41,15 +41,15 @@ type limiters struct {
 
 	replaced atomic.Pointer[[]*shaper.Shaper] // lines that were fair or site before, in which requests may still wait; nil: none
 
-	base   llm.Quota       // whose parts are the cost units of the line of a gateway
+	base   llm.Quota       // the line of a gateway has its parts as cost units
 	ledger *gateway.Ledger // of a gateway; nil: there is none
 
-	says atomic.Pointer[entry] // what says the limits
+	says atomic.Pointer[entry] // the entry in force
 
 	mu       sync.Mutex
 	entries  []*entry // of the configurations that were started and have not ended
 	started  bool     // some configuration was
-	restored bool     // the levels of a state file have been put back, or are too late
+	restored bool     // the levels of a state file have been put back, or came too late
 	levels   *stateFile
 	saved    []keptChange // changes in the state file, until the lines are in use
 }
@@ -58,8 +58,8 @@ type limiters struct {
 type ownLine struct {
 	atomic.Pointer[shaper.Shaper]
 
-	// says are the limits that the configuration has given the line. Others in force are an operator's. They are set
-	// under the lock of the limiters.
+	// says are the limits of the line by the configuration; others in force are an operator's. The lock of the limiters
+	// guards them.
 	says atomic.Pointer[shaper.Limits]
 }
 
@@ -164,7 +164,7 @@ func (l *limiters) options(name string) []shaper.Option {
 	return opts
 }
 
-// bucketKey returns the key in the store for one of the group. That of the site has no "/".
+// bucketKey returns the key in the store for a key of the group. The key of the site has no "/".
 func (l *limiters) bucketKey(key string) string { return shaper.Join(l.name) + "/" + key }
 
 // bucketChanged logs that the store can be asked, or can't be.
@@ -311,8 +311,8 @@ func (l *limiters) setSiteLocked(limits *shaper.Limits) error {
 }
 
 // setLineLocked gives a line for all requests other limits, or makes it. bucket is its key in the store.
-// A line that is no longer used goes on until no request waits in it: see replaceLocked. If the limits are the ones
-// that were given before, others that an operator has set for a time stay in force.
+// A line that is no longer used goes on until no request waits in it: see replaceLocked. If the configuration has
+// not changed the limits, an operator's stay in force.
 func (l *limiters) setLineLocked(at *ownLine, limits shaper.Limits, name, bucket string, more ...shaper.Option) error {
 	old, said := at.Load(), at.says.Load()
 	if old != nil && *said == limits {
@@ -340,8 +340,8 @@ func (l *limiters) setLineLocked(at *ownLine, limits shaper.Limits, name, bucket
 	return nil
 }
 
-// replaceLocked puts a line in the place of another, which is kept in mind while requests wait in it:
-// they are counted when the lines end, and refused.
+// replaceLocked puts a line in the place of another, which is remembered while requests wait in it:
+// when the lines end, these requests are counted, and refused.
 func (l *limiters) replaceLocked(at *ownLine, line *shaper.Shaper) {
 	var kept []*shaper.Shaper
 	if before := l.replaced.Load(); before != nil {
@@ -354,9 +354,9 @@ func (l *limiters) replaceLocked(at *ownLine, line *shaper.Shaper) {
 	at.Store(line)
 }
 
-// shared returns the lines for all requests: the line of the site, and of fair queueing, and those that
-// they have replaced.
-func (l *limiters) shared() (lines []*shaper.Shaper) {
+// ownLines returns the lines for all requests: of the site, of fair queueing, and the ones that these
+// have replaced.
+func (l *limiters) ownLines() (lines []*shaper.Shaper) {
 	for _, at := range []*ownLine{&l.site, &l.fair} {
 		if line := at.Load(); line != nil {
 			lines = append(lines, line)
@@ -374,7 +374,7 @@ func (l *limiters) waiting() int {
 	if l.live != nil {
 		n = l.live.Stats().Waiting
 	}
-	for _, line := range l.shared() {
+	for _, line := range l.ownLines() {
 		n += line.Stats().Waiting
 	}
 	return n
@@ -385,17 +385,17 @@ func (l *limiters) close() {
 	if l.live != nil {
 		_ = l.live.Close()
 	}
-	for _, line := range l.shared() {
+	for _, line := range l.ownLines() {
 		_ = line.Close()
 	}
 }
 
 var (
-	// lingerFor is for how long lines are kept, at least, that no configuration has: a
-	// request may be on its way to them, and the next configuration may have them again.
+	// lingerFor is the least time for which lines without a configuration are kept: a request may
+	// be on its way to them, and the next configuration may have them again.
 	lingerFor = 10 * time.Second
 
-	// longestDrain is for how long they are kept, at most, while requests wait in them. Then
+	// longestDrain is the longest time for which they are kept while requests wait in them. Then
 	// the store can no longer be asked.
 	longestDrain = time.Hour
 )

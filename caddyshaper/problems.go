@@ -70,8 +70,8 @@ func (p *problemList) joinedLocked() error {
 	return errors.New(strings.Join(slices.Compact(all), "\n"))
 }
 
-// latestLog writes to the log of the configuration that runs when something is written. What
-// outlives a configuration must not keep its logger, whose files may be closed.
+// latestLog writes to the log of the configuration that runs at the time. It is for code that
+// outlives a configuration, and must not keep its logger, whose files may be closed.
 type latestLog struct {
 	name string
 	with func(slog.Handler) slog.Handler
@@ -100,9 +100,9 @@ func (l latestLog) WithGroup(name string) slog.Handler {
 	return latestLog{l.name, func(h slog.Handler) slog.Handler { return l.with(h).WithGroup(name) }}
 }
 
-// A seldom tells of many events at most once a second: at once of the first, and at the end of each
-// second of all that came in it. A second without an event ends the row, so no count is carried
-// over to events of much later.
+// A seldom tells of many events at most once a second: of the first at once, and at the end of each
+// second of all events in it. A second without an event ends the row, so that no count is carried
+// over to much later events.
 type seldom[T any] struct {
 	tell func(count int, latest T) // one call at a time, except beside that for the first event of a row
 

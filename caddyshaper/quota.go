@@ -31,27 +31,27 @@ type Quota struct {
 	// Provider is openai, anthropic, gemini, bedrock, or openai-compatible.
 	Provider string `json:"provider"`
 
-	// Requests and the others are what the provider allows in a minute; 0 means that there is no such limit.
+	// Requests, Tokens, Input and Output are the provider's limits per minute; 0 means that there is no such limit.
 	Requests int `json:"requests,omitempty"`
 	Tokens   int `json:"tokens,omitempty"`
 	Input    int `json:"input,omitempty"`
 	Output   int `json:"output,omitempty"`
 
-	// Burst is for how long the quota may be used at once, from 0 to a minute; 30s unless it is set.
+	// Burst is the time whose quota may be used at once, from 0 to a minute; 30s unless it is set.
 	Burst *caddy.Duration `json:"burst,omitempty"`
 
-	// Bodies is how many bytes of their bodies all calls hold at a time; 64 MiB unless it is set. See [gateway.Config].
+	// Bodies bounds the bytes of bodies that all calls hold at a time; 64 MiB unless it is set. See [gateway.Config].
 	Bodies int64 `json:"bodies,omitempty"`
 }
 
-// What a gateway has unless its settings say otherwise.
+// The defaults of a gateway.
 const (
 	defaultBurst = 30 * time.Second
 	defaultDepth = 1000
 	defaultWait  = 2 * time.Minute
 )
 
-// A quota is a Quota that has been checked, with what is said of the line beside it.
+// A quota is a Quota that has been checked, with the settings of the line beside it.
 type quota struct {
 	provider string // "": there is none
 	llm.Quota
@@ -60,7 +60,7 @@ type quota struct {
 	bodies          int64
 }
 
-// limits returns the limits of the line, whose cost units are those of the quota base.
+// limits returns the limits of the line, in cost units of the quota base.
 func (q quota) limits(base llm.Quota) (shaper.Limits, error) {
 	l, err := gateway.Limits(q.Quota, gateway.Scale(base, q.Quota), q.burst, q.depth)
 	l.MaxWait, l.InFlight = q.wait, q.inFlight
@@ -69,7 +69,7 @@ func (q quota) limits(base llm.Quota) (shaper.Limits, error) {
 
 // besideQuota are the settings that mean nothing beside a quota, with the reason.
 func (s *Shape) besideQuota() error {
-	const ownRate, ownCost, ownFields = "the quota says how much may pass", "the cost of a call is what it takes of the quota", "the answers of a gateway have the provider's own fields and Server-Timing"
+	const ownRate, ownCost, ownFields = "the quota says how much may pass", "the cost of a call is its share of the quota", "the answers of a gateway have the provider's own fields and Server-Timing"
 	for _, f := range []struct {
 		field string
 		given bool
@@ -79,7 +79,7 @@ func (s *Shape) besideQuota() error {
 		{"key", len(s.Key) > 0, "all calls share one quota; fair says whose calls take turns"},
 		{"cost", s.Cost != "", ownCost}, {"max_cost", s.MaxCost != 0, ownCost}, {"skip", s.Skip != "", "each call needs its token and its share of the quota"},
 		{"candidate", s.Candidate != "", "in a dry run no call waits"}, {"dry_run", s.DryRun, "in a dry run no call waits"},
-		{"store", s.Store != "", "calls settle with what they have really taken, for which the level must be this process's own"},
+		{"store", s.Store != "", "calls settle with their actual usage, for which the level must be this process's own"},
 		{"block", s.Block != 0, "teams share one line, and the burst of one would block all"},
 		{"max_keys", s.MaxKeys != 0, "a team takes memory only while it has a call in line"},
 		{"ratelimit_headers", s.RateLimitHeaders, ownFields}, {"x_ratelimit_headers", s.XRateLimitHeaders, ownFields}, {"server_timing", s.ServerTiming, ownFields},
@@ -108,10 +108,10 @@ func (s *Shape) withoutQuota() error {
 	return nil
 }
 
-// fieldsOfKeys matches the part of a key that is one of the fields in which callers send their keys, or has it as a placeholder.
+// fieldsOfKeys matches the part of a key that is a field in which callers send their keys, or has it as a placeholder.
 var fieldsOfKeys = regexp.MustCompile(`(?i)^header:(authorization|(x-(goog-)?)?api-key)$|header\.(authorization|(x-(goog-)?)?api-key)\b|query\.key\b`)
 
-// readQuota checks what is said of a quota, and what stands beside it.
+// readQuota checks the settings of a quota, and the settings beside it.
 func readQuota(s *Shape, set *settings) error {
 	if s.Quota == nil {
 		return s.withoutQuota()
@@ -132,7 +132,7 @@ func readQuota(s *Shape, set *settings) error {
 	case !slices.Contains(gateway.Providers(), q.provider):
 		return fmt.Errorf("quota: the provider %q is unknown, must be one of %s", q.provider, strings.Join(gateway.Providers(), ", "))
 	case wrong != nil && wrong.Setting == "":
-		return errors.New(`quota: it has no limit; say what the provider allows in a minute, as in "requests 500" and "tokens 90000"`)
+		return errors.New(`quota: it has no limit; give the provider's limits per minute, as in "requests 500" and "tokens 90000"`)
 	case wrong != nil:
 		return fmt.Errorf("%s: %s, %s", wrong.Setting, wrong.Value, wrong.Must)
 	case s.Wait < 0 || s.Depth < 0 || s.InFlight < 0 || s.TeamMetrics < 0:
@@ -156,7 +156,7 @@ func readQuota(s *Shape, set *settings) error {
 	return err
 }
 
-// readQuotaLine reads the line that says whose quota it is.
+// readQuotaLine reads the line with the provider.
 func readQuotaLine(s *Shape, option string, args []string) error {
 	s.Quota = new(Quota)
 	return text(func(s *Shape) *string { return &s.Quota.Provider })(s, option, args)
@@ -233,13 +233,13 @@ func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
 	return err
 }
 
-// pass runs the handlers behind a gateway. If they have no answer of the provider and no error routes for that, the caller
-// is told in the provider's format.
+// pass runs the handlers behind a gateway. If they got no response of the provider, and there are no error routes for it,
+// the gateway responds in the provider's format.
 func (s *Shape) pass(w http.ResponseWriter, r *http.Request) {
 	admit(w, r)
 	c := callOf(r)
 	failed, ok := errors.AsType[caddyhttp.HandlerError](c.err)
-	if !ok || failed.StatusCode < http.StatusBadGateway || failed.StatusCode > http.StatusGatewayTimeout || s.errors.answer(r, failed) {
+	if !ok || failed.StatusCode < http.StatusBadGateway || failed.StatusCode > http.StatusGatewayTimeout || s.errors.match(r, failed) {
 		return
 	}
 	if s.gateway.WriteUnreachable(w, failed.StatusCode) {
@@ -248,7 +248,7 @@ func (s *Shape) pass(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// authorize finds out which team a call is of, if there are tokens.
+// authorize finds the team of a call, if there are tokens.
 func (s *Shape) authorize(r *http.Request, repl *caddy.Replacer) (isStranger bool) {
 	if s.tokens == nil {
 		return false
@@ -259,7 +259,7 @@ func (s *Shape) authorize(r *http.Request, repl *caddy.Replacer) (isStranger boo
 }
 
 // usageLogs has the usage logs of all configurations, by the names of their files, as only one writer can rotate a file.
-// A call that ends after the last of them is written down too: Caddy's writer takes a line when it has been closed.
+// A call that ends after the last configuration is written too: Caddy's writer takes a line even when it has been closed.
 var usageLogs = caddy.NewUsagePool()
 
 // A usageLog takes a line for each call. A goroutine writes them, so that no call waits for a disk; it ends with the log.
@@ -380,7 +380,7 @@ func (u *usageLog) writeAll() {
 	}
 }
 
-// write writes a line. If a full disk has cut the one before it off, that ends first.
+// write writes a line. If a full disk has cut off the line before, it ends that first.
 func (u *usageLog) write(line []byte) error {
 	u.writing.Lock()
 	defer u.writing.Unlock()

@@ -296,7 +296,7 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 		{q + "rules f", `rules: it stands beside quota`},
 		{q + "site 5/s", `site: it stands beside quota`},
 		{q + "key host", `key: it stands beside quota; all calls share one quota`},
-		{q + "cost 5", `cost: it stands beside quota; the cost of a call is what it takes of the quota`},
+		{q + "cost 5", `cost: it stands beside quota; the cost of a call is its share of the quota`},
 		{q + "skip preflight", `skip: it stands beside quota; each call needs its token`},
 		{"limits 5/s\n skip options", `skip: "options", must be preflight`},
 		{q + "candidate 5/s", `candidate: it stands beside quota; in a dry run no call waits`},

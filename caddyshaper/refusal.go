@@ -18,14 +18,14 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// refuse answers a request that was not admitted as [Shape.writeError] does. If there are error
-// routes for it, they answer, and only the fields that a client needs in any case are put into
-// the header.
+// refuse responds to a request that was not admitted as [Shape.writeError] does. If there are error
+// routes for it, they respond, and only the fields that a client needs in any case are put into the
+// header.
 func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	c := callOf(r)
 	c.times.resume()
 	c.tell(reasonOf(err))
-	a := answer{header: http.Header{}}
+	a := answered{header: http.Header{}}
 	s.writeError(&a, r, err)
 	if a.status >= 500 {
 		s.failures.note(a.status, s.lines.redact(err))
@@ -35,7 +35,7 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		s.spread(a.header, h)
 	}
 	if len(s.errors) > 0 {
-		if failed := caddyhttp.Error(a.status, err); s.errors.answer(r, failed) {
+		if failed := caddyhttp.Error(a.status, err); s.errors.match(r, failed) {
 			for _, field := range [...]string{"Cache-Control", "Retry-After", "Retry-After-Ms"} {
 				if value := a.header.Get(field); value != "" {
 					h.Set(field, value)
@@ -45,7 +45,7 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 			return
 		}
 	}
-	// What an outer handler may have set for the body of another response is not of this one.
+	// An outer handler may have set these for the body of another response.
 	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
 		h.Del(field)
 	}
@@ -54,7 +54,7 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	_, _ = w.Write(a.body) // An error means that the client has gone.
 }
 
-// writeError answers as [shaper.WriteError] does, or in the format of a provider.
+// writeError responds like [shaper.WriteError], or in the format of a provider.
 func (s *Shape) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	if s.gateway != nil {
 		s.gateway.WriteError(w, r, err)
@@ -80,10 +80,10 @@ func errorRoutesOf(ctx caddy.Context) (all errorRoutes) {
 	return all
 }
 
-// answer reports whether a handler of the routes answers an error. Caddy itself answers an error
-// that no route matches with its status alone: so it is where one site of a server has
-// handle_errors and another has none, or where they are for other statuses.
-func (e errorRoutes) answer(r *http.Request, err error) bool {
+// match reports whether a handler of the routes takes an error. For an error that no route matches
+// Caddy sends only its status: a site without handle_errors may share its server with one that has
+// some, or they may be for other statuses.
+func (e errorRoutes) match(r *http.Request, err error) bool {
 	for _, config := range e {
 		// As Caddy does before it runs the routes: their matchers see the error, and the request as it came.
 		failed := config.WithError(r, err)
@@ -115,8 +115,8 @@ func anyHandles(routes caddyhttp.RouteList, r *http.Request) bool {
 	return false
 }
 
-// A failureLog logs requests that were refused for another reason than the limits, as while the
-// store can't be asked: at most a line a second for each status, however many they are.
+// A failureLog logs refusals for other reasons than the limits, as while the store can't be
+// asked: at most one line a second for each status.
 type failureLog struct {
 	log *slog.Logger
 
@@ -142,7 +142,7 @@ func (l *failureLog) note(status int, err error) {
 	of.note(err)
 }
 
-// close logs the requests that have not been logged. Those that are refused afterwards never are.
+// close logs the requests that have not been logged. Later refusals are not logged.
 func (l *failureLog) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,16 +176,16 @@ func (s *Shape) spread(refusal, limits http.Header) {
 	}
 }
 
-// An answer takes what [shaper.WriteError] writes.
-type answer struct {
+// An answered records the output of [shaper.WriteError].
+type answered struct {
 	header http.Header
 	status int
 	body   []byte
 }
 
-func (a *answer) Header() http.Header    { return a.header }
-func (a *answer) WriteHeader(status int) { a.status = status }
-func (a *answer) Write(p []byte) (int, error) {
+func (a *answered) Header() http.Header    { return a.header }
+func (a *answered) WriteHeader(status int) { a.status = status }
+func (a *answered) Write(p []byte) (int, error) {
 	a.body = append(a.body, p...)
 	return len(p), nil
 }

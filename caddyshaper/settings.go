@@ -33,8 +33,8 @@ type settings struct {
 	state     string         // absolute path; "": none
 }
 
-// fixed is what lines can't change while they are in use. A configuration that says
-// something else has lines of its own, and the old ones go on until no request waits in them.
+// fixed has the settings that can't change while lines are in use. A configuration with others
+// has lines of its own, and the old ones go on until no request waits in them.
 type fixed struct {
 	maxKeys   int
 	block     time.Duration
@@ -82,7 +82,7 @@ func readAll(s *Shape, set *settings, all ...func(*Shape, *settings) error) erro
 	return nil
 }
 
-// readLimits reads all that says how much may pass.
+// readLimits reads the limits, rules, candidate, fair queueing and site.
 func readLimits(s *Shape, set *settings) (err error) {
 	switch {
 	case s.Quota != nil:
@@ -125,7 +125,7 @@ func parseOptional(field, text string) (*shaper.Limits, error) {
 	return &l, err
 }
 
-// readFixed reads what can't change later, except for the store.
+// readFixed reads the fixed settings, except for the store's.
 func readFixed(s *Shape, set *settings) error {
 	switch {
 	case s.MaxKeys < 0:
@@ -140,7 +140,7 @@ func readFixed(s *Shape, set *settings) error {
 	return nil
 }
 
-// readStore reads all that is said of the store.
+// readStore reads the settings of the store.
 func readStore(s *Shape, set *settings) (err error) {
 	if s.Store == "" {
 		for _, f := range []struct {
@@ -166,7 +166,7 @@ func readStore(s *Shape, set *settings) (err error) {
 	}
 	switch {
 	case s.DryRun:
-		return errors.New("store: dry_run can't be combined with a store, because a dry run must not take what others need")
+		return errors.New("store: dry_run can't be combined with a store, because a dry run must not use up a shared level")
 	case set.site != nil && set.site.Rate == rate.Inf:
 		return fmt.Errorf("site: %q stands beside a store, in which a level needs a rate", s.Site)
 	case set.fixed.fair && set.limits.Rate == rate.Inf: // It is 0 if a file has the limits.
@@ -225,7 +225,7 @@ func resolve(s *Shape, set *settings) (err error) {
 // skipPreflight is the only word of Skip.
 const skipPreflight = "preflight"
 
-// readAnswers checks the fields about answers.
+// readAnswers checks the fields about responses.
 func readAnswers(s *Shape, _ *settings) error {
 	switch {
 	case s.RetrySpread < 0:
@@ -289,8 +289,8 @@ func (t *timeouts) resume() {
 	t.later(waited)
 }
 
-// finish gives the server the time of one write for what is left of an answer: over HTTP/1 the deadline of the latest write would
-// go on for it, and cut the end off an answer that has paused there.
+// finish gives the server the time of one write for the rest of a response: over HTTP/1 the deadline of the latest write would
+// still count, and cut off the end of a response that has paused there.
 func (t *timeouts) finish() {
 	if t.writer == nil || t.writer.ClearBetweenWrites || t.writer.Deadline.MinRate > 0 {
 		return

@@ -35,34 +35,34 @@ type Shape struct {
 	// Limits are the limits of every key, as in "50/s burst 10 depth 100 wait 2s".
 	Limits string `json:"limits,omitempty"`
 
-	// Candidate are limits to try beside Limits: they hold no request up, and only tell what
-	// they would have done. In Rules, each rule may have a candidate.
+	// Candidate are limits to try beside Limits: they hold no request up, and only give their
+	// verdict. In Rules, each rule may have a candidate.
 	Candidate string `json:"candidate,omitempty"`
 
-	// DryRun makes the limits themselves, and Site, hold no request up.
+	// DryRun turns Limits and Site into candidates: they hold no request up.
 	DryRun bool `json:"dry_run,omitempty"`
 
-	// Key is what makes the key of a request; each key has a line of its own. The parts are
-	// route, client_ip, host, header:NAME, texts with {placeholders}, or all, which stands
+	// Key has the parts of the key of a request; each key has a line of its own. A part is
+	// route, client_ip, host, header:NAME, a text with {placeholders}, or all, which stands
 	// alone and means that all requests have one line. The default is client_ip.
 	Key []string `json:"key,omitempty"`
 
-	// Fair makes the keys share the rate of Limits, in place of a line and a rate for each. It says
-	// itself what makes the key of a request; with Rules it is empty, and the files say it.
+	// Fair makes the keys share the rate of Limits, in place of a line and a rate for each. It has
+	// the parts of the key itself; with Rules it is empty, and the files have them.
 	Fair *Fair `json:"fair,omitempty"`
 
 	// Quota makes the handler a gateway to a provider of language models, in place of Limits. Calls of the
 	// keys of Fair, or of the owners of Teams' tokens, take turns.
 	Quota *Quota `json:"quota,omitempty"`
 
-	// Depth, Wait and InFlight are for a Quota: how many calls may wait, for how long, and how many
-	// may be at the provider. 0 means 1000, 2m, and any number.
+	// Depth, Wait and InFlight are for a Quota: the number of calls that may wait, their longest
+	// wait, and the number of calls at the provider. 0 means 1000, 2m, and any number.
 	Depth    int            `json:"depth,omitempty"`
 	Wait     caddy.Duration `json:"wait,omitempty"`
 	InFlight int            `json:"inflight,omitempty"`
 
 	// Teams is a file of lines "team: sha256" with the tokens of the gateway ([gateway.Teams]). A call
-	// without one is answered with 401. The team is the part team of the key.
+	// without a token is refused with 401. The team is the part team of the key.
 	Teams string `json:"teams,omitempty"`
 
 	// Usage is the file that gets a line of JSON for each call ([gateway.Record]), stdout or stderr.
@@ -71,9 +71,8 @@ type Shape struct {
 	// TeamMetrics is how many teams have a label of their own in metrics; the others are "other".
 	TeamMetrics int `json:"team_metrics,omitempty"`
 
-	// Routes are the patterns that the part route of a key tells apart, as those of
-	// http.ServeMux: "POST /login", "/orders/{id}". Those that begin a rule's key need not
-	// be named here.
+	// Routes are patterns for the part route of a key, as for http.ServeMux: "POST /login",
+	// "/orders/{id}". Patterns that begin a rule's key need not be named here.
 	Routes []string `json:"routes,omitempty"`
 
 	// IPv6Bits is how many bits of an IPv6 address make a client_ip; 0 means 64.
@@ -83,11 +82,11 @@ type Shape struct {
 	// number, or less than 1, counts as 1; the default is 1.
 	Cost string `json:"cost,omitempty"`
 
-	// MaxCost is the most that a request costs whose Cost has placeholders; 0 means 1000.
+	// MaxCost bounds a Cost with placeholders; 0 means 1000.
 	MaxCost int `json:"max_cost,omitempty"`
 
-	// Skip names the requests that pass without a look at the limits: preflight are those by which a browser asks
-	// whether a page of another origin may send a request. They have no key and no token.
+	// Skip names requests that pass whatever the limits. The only word is preflight, for the requests by which a
+	// browser asks whether a page of another origin may send a request. They have no key and no token.
 	Skip string `json:"skip,omitempty"`
 
 	// Site are limits of all requests together. Their line comes behind the lines of the keys.
@@ -97,15 +96,15 @@ type Shape struct {
 	// it they are this process's own.
 	Store string `json:"store,omitempty"`
 
-	// Fallback says what happens while the store can't be asked: closed (the default), open
+	// Fallback is the behaviour while the store can't be asked: closed (the default), open
 	// or local.
 	Fallback string `json:"fallback,omitempty"`
 
 	// Instances is for the fallback local: how many processes share the rate.
 	Instances int `json:"instances,omitempty"`
 
-	// Patience is for how long a request in line waits while the store can't be asked, with the
-	// fallback closed. Without it that is 5 s; with 0 it waits until the store is back or its
+	// Patience is how long a request in line waits while the store can't be asked, with the
+	// fallback closed. The default is 5 s; with 0 it waits until the store is back or its
 	// client has gone.
 	Patience *caddy.Duration `json:"patience,omitempty"`
 
@@ -115,7 +114,7 @@ type Shape struct {
 	// RateVersion is the version of the rates in the store; 0 means the time.
 	RateVersion int64 `json:"rate_version,omitempty"`
 
-	// State is the file that keeps the levels, and changes that operators have made for a time, while the process does not run.
+	// State is the file that keeps the levels, and operators' changes for a time, while the process does not run.
 	State string `json:"state,omitempty"`
 
 	// MaxKeys is how many keys may have a line of their own; 0 means 100,000.
@@ -127,20 +126,20 @@ type Shape struct {
 	// CoarseTimer saves CPU time at rates above 1,000/s.
 	CoarseTimer bool `json:"coarse_timer,omitempty"`
 
-	// RateLimitHeaders adds the fields RateLimit and RateLimit-Policy to answers.
+	// RateLimitHeaders adds the fields RateLimit and RateLimit-Policy to responses.
 	RateLimitHeaders bool `json:"ratelimit_headers,omitempty"`
 
 	// XRateLimitHeaders adds the fields X-RateLimit-Limit, X-RateLimit-Remaining and
-	// X-RateLimit-Reset to answers.
+	// X-RateLimit-Reset to responses.
 	XRateLimitHeaders bool `json:"x_ratelimit_headers,omitempty"`
 
-	// ServerTiming adds a field Server-Timing with the wait to answers.
+	// ServerTiming adds a field Server-Timing with the wait to responses.
 	ServerTiming bool `json:"server_timing,omitempty"`
 
 	// VerdictHeader is the name of a field with the verdict of a dry run.
 	VerdictHeader string `json:"verdict_header,omitempty"`
 
-	// RetrySpread is the longest random time that is added to a Retry-After.
+	// RetrySpread bounds a random time that is added to Retry-After.
 	RetrySpread caddy.Duration `json:"retry_spread,omitempty"`
 
 	// LogRefusals logs refusals, at most one line a second.
@@ -154,7 +153,7 @@ type Shape struct {
 	costOf  costFunc
 	errors  errorRoutes
 	options []shaper.MiddlewareOption // of the middleware of each line
-	entry   http.Handler              // the first line, and all that follow
+	entry   http.Handler              // the lines, with the handlers behind them
 	shared  atomic.Pointer[lineHandler]
 
 	failures *failureLog
@@ -246,9 +245,9 @@ func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
 // keyOfCall returns the key of a request that has begun its way through a handler.
 func keyOfCall(r *http.Request) (string, error) { return callOf(r).key, nil }
 
-// chain returns the lines that a request goes through: the line of the candidate, which holds
-// none up, the line of its key, and the line of the site. With fair queueing there is one line. A quota
-// has a gateway in front of it.
+// chain returns the lines that a request goes through: the line of the candidate, which holds none
+// up, the line of its key, and the line of the site. With fair queueing there is one line. For a quota
+// a gateway stands in front.
 func (s *Shape) chain() http.Handler {
 	if s.gateway != nil {
 		return s.gateway.Wrap(http.HandlerFunc(s.pass))

@@ -26,7 +26,7 @@ var stateFiles = caddy.NewUsagePool()
 const (
 	saveEvery = time.Minute
 
-	// keepFor is for how long a file keeps the levels of a name that is no longer used.
+	// keepFor is how long a file keeps the levels of a name that is no longer used.
 	keepFor = 7 * 24 * time.Hour
 
 	stateVersion = 1
@@ -41,7 +41,7 @@ type stateFile struct {
 	done chan struct{} // closed by Destruct
 
 	mu     sync.Mutex
-	broken bool // what the file held made no sense, and has not been set aside yet
+	broken bool // the file was malformed, and has not been set aside yet
 	users  map[*limiters]bool
 	levels map[string]levels // by name, as they were read or saved last
 }
@@ -53,8 +53,8 @@ type levels struct {
 	Site json.RawMessage `json:"site,omitempty"` // of [shaper.Shaper.Snapshot]
 	Fair json.RawMessage `json:"fair,omitempty"` // of the line of fair queueing, likewise
 
-	// Minute is how many cost units of Fair are a minute's quota; 0: there is no quota. Lines whose quota was changed by
-	// reloads have other units than those that begin with it.
+	// Minute is the number of cost units of Fair in a minute's quota; 0: there is no quota. A line whose quota was changed
+	// by reloads has other units than one that begins with it.
 	Minute float64 `json:"minute,omitempty"`
 
 	Changes []keptChange `json:"changes,omitempty"` // of limits, for a time
@@ -119,7 +119,7 @@ func (f *stateFile) saveNowAndThen() {
 	}
 }
 
-// save writes the levels of some names, and those that are known of others.
+// save writes the levels of some names, and the known levels of others.
 func (f *stateFile) save(now map[string]levels) {
 	if len(now) == 0 {
 		return // No configuration with the file has been started yet.
@@ -204,15 +204,15 @@ func (l *limiters) snapshot() levels {
 	return now
 }
 
-// minute returns how many cost units of the line of fair queueing are a minute's quota; 0: there is no quota. It is what the
-// configuration says: the rate in force may be an operator's.
+// minute returns the number of cost units of the line of fair queueing in a minute's quota; 0: there is no quota. It comes from
+// the configuration: the rate in force may be an operator's.
 func (l *limiters) minute() float64 {
 	_, said := l.units()
 	return time.Minute.Seconds() * float64(said)
 }
 
-// inUnits returns the snapshot of a line with so many cost units for a minute's quota as one with others. The level is
-// rounded up. There is none if one of the lines has no quota: its units say nothing of those of the other.
+// inUnits converts the snapshot of a line from so many cost units of a minute's quota to others. The level is rounded up.
+// There is none if one of the lines has no quota: its units can't be compared.
 func inUnits(snapshot json.RawMessage, from, to float64) (json.RawMessage, error) {
 	switch {
 	case from == to:
@@ -229,7 +229,7 @@ func inUnits(snapshot json.RawMessage, from, to float64) (json.RawMessage, error
 		return nil, err
 	}
 	if strings.Trim(saved.Level, "0123456789/") != "" { // A Rat would read an exponent of any size.
-		return snapshot, nil // Restore says what is wrong.
+		return snapshot, nil // Restore returns the error.
 	}
 	if level, ok := new(big.Rat).SetString(saved.Level); ok {
 		units, _ := level.Float64()
@@ -270,8 +270,8 @@ func copyLevel(from, to *shaper.Shaper) {
 	}
 }
 
-// setStateLocked makes the levels be saved in another file; in none if the path is "". It
-// puts back the levels that the first file has.
+// setStateLocked lets another file keep the levels; none if the path is "". It puts back the levels
+// of the first file.
 func (l *limiters) setStateLocked(path string) error {
 	if l.levels != nil {
 		if l.levels.path == path {
@@ -297,7 +297,7 @@ func (l *limiters) setStateLocked(path string) error {
 	return nil
 }
 
-// save writes the levels, if there is a file for them and the lines are the latest of their
+// save writes the levels, if there is a file for them and the lines are the newest of their
 // name.
 func (l *limiters) save() {
 	l.mu.Lock()

@@ -25,7 +25,7 @@ var stores = caddy.NewUsagePool()
 type store struct {
 	url    string
 	bucket shaper.Bucket
-	work   func() // what is done beside the calls of the bucket, from the start on; nil: nothing
+	work   func() // runs beside the calls of the bucket, from the start on; nil: nothing
 	end    func() // ends it, and closes the connections
 
 	begun sync.Once
@@ -39,8 +39,8 @@ func (s *store) begin() {
 	}
 }
 
-// An opener connects to a store. It does not wait for the server: while that can't be asked,
-// the fallback says what happens.
+// An opener connects to a store. It does not wait for the server: while that can't be asked, the
+// fallback counts.
 type opener func(*slog.Logger) *store
 
 // schemes are the beginnings of URLs of stores.
@@ -116,18 +116,16 @@ func redact(text string, err error) error {
 	return errors.New(message)
 }
 
-// shown returns a URL without what may not be told: its password, and its query, which may
-// have one too.
+// shown returns a URL without its secrets: its password, and its query, which may have one too.
 func shown(u *url.URL) string {
 	plain := *u
 	plain.RawQuery = ""
 	return plain.Redacted()
 }
 
-// secrets returns the parts of URLs that may not be told: all between the first colon after
-// "://" and the last "@", and the values that the query calls passwords, as they are written and
-// as they are meant. A password whose "/", "?" or "#" is not encoded ends there for [url.Parse], so its
-// parts may not be told either.
+// secrets returns the secrets in URLs: the text between the first colon after "://" and the last
+// "@", and the values that the query calls passwords, both encoded and decoded. A password whose "/",
+// "?" or "#" is not encoded ends there for [url.Parse], so its parts are secrets too.
 func secrets(text string) (all []string) {
 	add := func(written string, unescape func(string) (string, error)) {
 		if written == "" {

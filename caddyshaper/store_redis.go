@@ -16,9 +16,9 @@ import (
 
 func init() { redis.SetLogger(newRedisLog(slog.New(newLatestLog("shape.redis")))) }
 
-// redisLog writes what go-redis tells, such as of connections that fail, to Caddy's log: at most a
-// line a second, as in an outage it tells of each of them. go-redis has one logger for the process,
-// which writes to standard error otherwise.
+// redisLog writes the messages of go-redis, such as about connections that fail, to Caddy's log: at
+// most one line a second, as in an outage there is one for each of them. go-redis has one logger for
+// the process, which writes to standard error otherwise.
 type redisLog struct{ lines seldom[string] }
 
 func newRedisLog(log *slog.Logger) *redisLog {
