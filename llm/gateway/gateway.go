@@ -298,7 +298,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 	if c.isWhole {
 		first = r.Clone(r.Context())
 	}
-	a := c.attempt(w, r, next)
+	a := c.try(w, r, next)
 	if a.again != nil {
 		restart := suspendWriteTimeout(w, r)
 		err := c.enter(r.Context(), (*shaper.KeyLimiter).ReserveRetry)
@@ -314,7 +314,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 			if *r = *first; len(a.again) > 0 {
 				r.Body = &sending{c.body, a.again, nil}
 			}
-			a = c.attempt(w, r, next)
+			a = c.try(w, r, next)
 		case isGone:
 			c.left, c.status = time.Time{}, StatusGone
 			shaper.WriteError(w, r, context.Canceled) // Silence would be an empty response with status 200.

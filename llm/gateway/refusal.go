@@ -52,7 +52,7 @@ func (g *Gateway) WriteError(w http.ResponseWriter, r *http.Request, err error) 
 // WriteUnreachable responds in the provider's format, for a handler behind the gateway that got no response of the provider.
 // status is 502, 503 or 504. w must be the handler's; ok is false if its response has begun.
 func (g *Gateway) WriteUnreachable(w http.ResponseWriter, status int) (ok bool) {
-	if a, isAnswer := w.(*answer); !isAnswer || a.status != 0 {
+	if a, isAttempt := w.(*attempt); !isAttempt || a.status != 0 {
 		return false
 	}
 	g.writeFailure(w, failure{status, "The provider can't be reached, or did not answer in time.", 0})

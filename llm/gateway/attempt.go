@@ -24,8 +24,8 @@ const (
 	statusOverloaded = 529 // Anthropic's and others' for an overload; net/http has no name for it
 )
 
-// An answer is the ResponseWriter of one attempt of a call. A refusal is captured; any other response passes at once.
-type answer struct {
+// An attempt is one attempt of a call, as its ResponseWriter. A refusal is captured; any other response passes at once.
+type attempt struct {
 	http.ResponseWriter
 	call *call
 
@@ -43,11 +43,11 @@ type answer struct {
 	timer  *time.Timer
 }
 
-// attempt passes the call to the provider.
-func (c *call) attempt(w http.ResponseWriter, r *http.Request, next http.Handler) (a *answer) {
+// try passes the call to the provider.
+func (c *call) try(w http.ResponseWriter, r *http.Request, next http.Handler) (a *attempt) {
 	outer := r.Context()
 	ctx, cancel := context.WithCancel(outer)
-	a = &answer{ResponseWriter: w, call: c, length: -1, cutOff: cancel}
+	a = &attempt{ResponseWriter: w, call: c, length: -1, cutOff: cancel}
 	*r = *r.WithContext(ctx)
 	returned := false
 	defer func() {
@@ -70,7 +70,7 @@ func (c *call) attempt(w http.ResponseWriter, r *http.Request, next http.Handler
 
 // WriteHeader passes a status on, unless the call may be sent again after it. The first status that is not informational
 // counts, as in net/http, which logs any further one.
-func (a *answer) WriteHeader(status int) {
+func (a *attempt) WriteHeader(status int) {
 	switch {
 	case a.captured != nil:
 		return // net/http would take it for the first one.
@@ -96,7 +96,7 @@ func (a *answer) WriteHeader(status int) {
 }
 
 // begin passes the header on. From now on the call can't be sent again.
-func (a *answer) begin() {
+func (a *attempt) begin() {
 	c, h := a.call, a.Header()
 	c.body.forget()
 	a.meter = llm.NewMeter(c.g.dialect.provider, a.status, h)
@@ -106,7 +106,7 @@ func (a *answer) begin() {
 	a.ResponseWriter.WriteHeader(a.status)
 }
 
-func (a *answer) Write(p []byte) (n int, err error) {
+func (a *attempt) Write(p []byte) (n int, err error) {
 	if a.isHijacked {
 		return 0, http.ErrHijacked
 	}
@@ -133,7 +133,7 @@ func (a *answer) Write(p []byte) (n int, err error) {
 }
 
 // passOn sends the captured part of the body. length is the length of the whole body.
-func (a *answer) passOn(length int64) {
+func (a *attempt) passOn(length int64) {
 	captured := a.captured
 	a.captured = nil
 	if length != a.length {
@@ -145,7 +145,7 @@ func (a *answer) passOn(length int64) {
 }
 
 // FlushError is for [http.ResponseController].
-func (a *answer) FlushError() error {
+func (a *attempt) FlushError() error {
 	switch {
 	case a.isHijacked:
 		return http.ErrHijacked
@@ -158,10 +158,10 @@ func (a *answer) FlushError() error {
 }
 
 // Flush implements [http.Flusher].
-func (a *answer) Flush() { _ = a.FlushError() }
+func (a *attempt) Flush() { _ = a.FlushError() }
 
 // Hijack implements [http.Hijacker], where the connection allows it.
-func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+func (a *attempt) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, both, err := http.NewResponseController(a.ResponseWriter).Hijack()
 	if err != nil {
 		return conn, both, err
@@ -181,10 +181,10 @@ func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 }
 
 // Unwrap is for [http.ResponseController].
-func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+func (a *attempt) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // readRefusal holds the line for as long as a refusal asks.
-func (a *answer) readRefusal() {
+func (a *attempt) readRefusal() {
 	c := a.call
 	body := io.NopCloser(bytes.NewReader(a.captured.Bytes()))
 	a.pause = c.g.dialect.provider.HoldFor(&http.Response{StatusCode: a.status, Header: a.Header(), Body: body})
@@ -198,7 +198,7 @@ func (a *answer) readRefusal() {
 }
 
 // end settles. The hold comes before it, because to settle lets others leave.
-func (a *answer) end(returned bool) {
+func (a *attempt) end(returned bool) {
 	c := a.call
 	if a.captured != nil {
 		if a.readRefusal(); a.pause > 0 {
