@@ -152,6 +152,7 @@ func TestAnOperatorsChangeOutlivesWhatDoesNotChangeItsLimit(t *testing.T) {
 				}
 				s.reload(load(k.asLimit, ""))
 				time.Sleep(time.Until(s.told[0].Until.Add(tick)))
+				realtime.Until(s.t, func() bool { told, _ := s.changes(); return len(told) == 0 }, "the change has ended")
 				over(s, k.operators, "")
 			}},
 			"a reload that fails": {"10m", func(s *scene) {
@@ -174,13 +175,13 @@ func TestAnOperatorsChangeOutlivesWhatDoesNotChangeItsLimit(t *testing.T) {
 			}},
 			"its end after a reload": {"1s", func(s *scene) {
 				s.reload(load(k.limit, "") + "\nheader X new")
-				realtime.Until(s.t, func() bool { return inForce() == s.before }, "the limits of the configuration are in force")
+				realtime.Until(s.t, func() bool { told, _ := s.changes(); return len(told) == 0 }, "the change has ended")
 				over(s, s.before, "put_back")
 			}},
 			"its end after a restart": {"1s", func(s *scene) {
 				s.stop()
 				s.reload(load(k.limit, ""))
-				realtime.Until(s.t, func() bool { return inForce() == s.before }, "the limits of the configuration are in force")
+				realtime.Until(s.t, func() bool { told, _ := s.changes(); return len(told) == 0 }, "the change has ended")
 				over(s, s.before, "")
 			}},
 		} {
