@@ -1,7 +1,6 @@
 package shaper
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -323,7 +322,10 @@ func (f *flow) judgeReentry(now int64, r *request, p phase) (j judgement) {
 // longestWait returns how long a newcomer may be predicted to wait: [Limits.MaxWait], or its default, and not
 // beyond its bound; at most horizon.
 func (v *view) longestWait(now int64, ends ends) time.Duration {
-	longest := min(cmp.Or(v.limits.MaxWait, horizon), horizon)
+	longest := v.limits.MaxWait
+	if longest == 0 || longest > horizon {
+		longest = horizon
+	}
 	if v.inLine > 0 {
 		longest = min(longest, v.inLine)
 	}
