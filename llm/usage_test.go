@@ -47,6 +47,7 @@ func TestUsageOfBodiesAndEvents(t *testing.T) {
 			"a batch, whose calls have limits of their own", llm.OpenAI,
 			`{"object":"batch","status":"completed","usage":{"input_tokens":277233,"output_tokens":833670,"total_tokens":1110903}}`, llm.Usage{}, false,
 		},
+		{"a field of another type", llm.OpenAI, `{"object":7,"usage":{"prompt_tokens":8,"completion_tokens":9}}`, llm.Usage{Input: 8, Output: 9}, true},
 		{"Responses, begun", llm.OpenAI, `{"type":"response.created","response":{"usage":null}}`, llm.Usage{}, false},
 		{"more cached than there was", llm.OpenAI, `{"usage":{"prompt_tokens":8,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}}`, llm.Usage{CacheRead: 8, Output: 1}, true},
 		{"no output", llm.OpenAI, `{"usage":{"prompt_tokens":8}}`, llm.Usage{}, false},

@@ -410,6 +410,17 @@ func TestAtMostOnlyRaises(t *testing.T) {
 
 // What leaves no trace in the level leaves none in memory: of a million requests that are never settled a few
 // thousand are remembered, and they get back what they should.
+// Of a unit that takes a year all but a nanosecond comes back, which is none, though a float takes it for one.
+func TestOnlyWholeUnitsComeBack(t *testing.T) {
+	playReserving(t, "1 per 8760h", func(g *reserving) {
+		settle, err := g.Reserve(context.Background(), 1)
+		require.NoError(t, err)
+		g.at(time.Nanosecond)
+		settle(0)
+		require.Equal(t, [4]int{0, 0, 0, 1}, figures(g.Stats()))
+	})
+}
+
 func TestForgottenReservationsAreBounded(t *testing.T) {
 	s, err := shaper.New(shaper.Limits{Rate: 40, Burst: 1 << 30})
 	require.NoError(t, err)

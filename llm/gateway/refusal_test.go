@@ -211,6 +211,45 @@ func TestWhatElseIsRefused(t *testing.T) {
 	}
 }
 
+// Whoever has the error of a call can have it told, be it a refusal or not.
+func TestAnErrorThatIsNoRefusalIsToldToo(t *testing.T) {
+	g := newRig(t, "openai", llm.Quota{Requests: 50}, http.NotFoundHandler(), nil)
+	for _, err := range []error{io.ErrUnexpectedEOF, fmt.Errorf("line: %w", io.ErrClosedPipe)} {
+		w := httptest.NewRecorder()
+		g.WriteError(w, request(t.Context(), "openai", 10, 10, false), err)
+		require.Equal(t, 503, w.Code)
+		require.JSONEq(t, `{"error":{"message":"The request could not be admitted.","type":"server_error","param":null,"code":null}}`, w.Body.String())
+		require.Equal(t, "1", w.Header().Get("Retry-After"))
+	}
+}
+
+// A call without a body, as for the list of models, has nothing that could be read after a refusal, or be missing when it is sent
+// again.
+func TestACallWithoutABody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		g := newRig(t, "openai", llm.Quota{Requests: 50}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if asked++; asked == 1 {
+				w.Header().Set("Retry-After", "2")
+				w.WriteHeader(http.StatusTooManyRequests)
+			}
+		}), func(c *gateway.Config, _ *shaper.Limits) {
+			c.Team = func(r *http.Request) (string, bool) { return "gold", r.Header.Get("No-Token") == "" }
+		})
+		models := func() *http.Request {
+			return httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/models", nil)
+		}
+		require.Equal(t, 200, g.call("gold", models()).Code)
+		require.Equal(t, 2, asked)
+
+		refused := models()
+		refused.Header.Set("No-Token", "1")
+		w := g.call("gold", refused)
+		require.Equal(t, 401, w.Code)
+		require.Empty(t, w.Header().Get("Connection"), "the connection can be used again")
+	})
+}
+
 // The provider's fields say what others have taken, so a caller gets fields about the gateway's bucket.
 func TestTheFieldsAboutLimitsAreThoseOfTheBucket(t *testing.T) {
 	for provider, want := range map[string]http.Header{

@@ -349,6 +349,76 @@ func TestEachLeasedUnitIsAccountedFor(t *testing.T) {
 	}
 }
 
+// An answer may come after the rate has changed that it was asked for at. Its units stay due when they were, and can't be given
+// back.
+func TestAnAnswerAtTheOldRateKeepsItsSlots(t *testing.T) {
+	for _, changed := range []bool{false, true} {
+		p := newProcess(new(shared.BucketLevel), perMilli)
+		question := p.Question(6)
+		_, taken := question.Apply(*p.level, p.now/1000+p.ahead)
+		p.NoteAnswer(question, taken, p.now, p.now)
+		if changed {
+			p.ChangeRate(shared.BucketRate{Version: 1, Micros: 500, Parts: 1000, Burst: 1}, p.now)
+		}
+		p.Add(question, taken)
+		require.Equal(t, !changed, p.CanGiveBack())
+		first := p.SlotFor(1)
+		p.now = first
+		require.Positive(t, p.leave(1))
+		require.InDelta(t, ms, p.SlotFor(1)-first, 1000, "a unit of the old rate takes a millisecond, and clocks may drift")
+	}
+}
+
+// A Bucket that breaks its contract must not make requests leave, or wait for ever.
+func TestAnswersThatMakeNoSenseAreErrors(t *testing.T) {
+	question := shared.Take{Key: "key", Cost: 1, First: 1, Rate: perMilli}
+	other := perMilli
+	other.Version, other.Micros = 2, 2
+	for name, test := range map[string]struct {
+		change func(a *shared.Taken, r *shared.BucketRate)
+		fits   bool
+	}{
+		"as it should be":             {func(*shared.Taken, *shared.BucketRate) {}, true},
+		"another rate":                {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other = false, r }, true},
+		"the first microsecond":       {func(a *shared.Taken, _ *shared.BucketRate) { a.Now, a.Empty = 1, shared.Instant{Micros: 1} }, true},
+		"no time":                     {func(a *shared.Taken, _ *shared.BucketRate) { a.Now, a.Empty = 0, shared.Instant{} }, false},
+		"empty before now":            {func(a *shared.Taken, _ *shared.BucketRate) { a.Empty.Micros = a.Now - 1 }, false},
+		"taken at another rate":       {func(a *shared.Taken, r *shared.BucketRate) { a.Other = r }, false},
+		"the same rate":               {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, *r = false, r, perMilli }, false},
+		"an older rate":               {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Version = false, r, -1 }, false},
+		"too few parts":               {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Parts = false, r, 999 }, false},
+		"parts that are no thousands": {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Parts = false, r, 1001 }, false},
+		"too many parts":              {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Parts = false, r, shared.MaxParts+1000 }, false},
+		"a negative part":             {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Part = false, r, -1 }, false},
+		"a part that is a whole":      {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Part = false, r, r.Parts }, false},
+		"negative time":               {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Micros = false, r, -1 }, false},
+		"a year":                      {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Micros = false, r, 365*24*3600*1e6 }, true},
+		"more than a year":            {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Micros = false, r, 365*24*3600*1e6+1 }, false},
+		"a part alone":                {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Micros, r.Part = false, r, 0, 1 }, true},
+		"no time for a unit":          {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Micros = false, r, 0 }, false},
+		"no burst":                    {func(a *shared.Taken, r *shared.BucketRate) { a.OK, a.Other, r.Burst = false, r, 0 }, false},
+	} {
+		r := other
+		answer := shared.Taken{OK: true, Now: 1e15, Empty: shared.Instant{Micros: 1e15}}
+		test.change(&answer, &r)
+		err := lease.Check(question, answer)
+		if test.fits {
+			require.NoError(t, err, name)
+		} else {
+			require.ErrorIs(t, err, lease.ErrNoSense, name)
+		}
+	}
+}
+
+// Of many that wait an eighth is leased at once, so that processes take turns; of few as many as leave within 8 ms, and never
+// more than leave within 50.
+func TestABatchIsAnEighthOfTheLine(t *testing.T) {
+	p := newProcess(new(shared.BucketLevel), perMilli)
+	for queued, batch := range map[int]int64{1: 1, 8: 8, 9: 8, 64: 8, 80: 10, 81: 11, 400: 50, 500: 50} {
+		require.Equal(t, batch, p.BatchFor(queued, 1000), queued)
+	}
+}
+
 // A meter tells requests from one answer whether and when they fit. The level itself must say the same.
 func TestWhatFitsIsWhatTheLevelSays(t *testing.T) {
 	chance := rand.New(rand.NewPCG(38, 1))
