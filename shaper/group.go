@@ -91,7 +91,7 @@ type Group[K comparable] struct {
 	counts     keyed.Counts // heavy: keys that count against maxKeys; light: those with a bucket that need none
 	overridden atomic.Int64 // keys with Limits by SetLimits
 	refusals   atomic.Uint64
-	overflow   keyed.Rings[K, flow, *plan] // of each value of Limits the buckets that keys share; the lock of spill guards it
+	rings      keyed.Rings[K, flow, *plan] // of each value of Limits the buckets that keys share; the lock of overflow guards it
 	limited    keyed.Limited[K]
 }
 
@@ -139,7 +139,7 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 
 // mustBeMade panics if [NewGroup] has not made g.
 func (g *Group[K]) mustBeMade() {
-	if g == nil || g.spill == nil {
+	if g == nil || g.overflow == nil {
 		panic("shaper: this Group is nil or zero and can't be used; make one with shaper.NewGroup")
 	}
 }
@@ -151,10 +151,10 @@ type keyedFlow[K comparable] = keyed.Entry[K, flow]
 // A shard has a lock, a table, a timing wheel and counts of its own, so that calls with keys of
 // different shards have next to nothing to do with each other.
 //
-// The buckets that keys share are in a shard of their own, [Group].spill. A call that needs the
-// lock of spill and another shard's lock takes the one of spill first. All calls of keys that share
-// contend for the lock of spill. As they wait for it without holding another one, a flood of
-// them delays no key that has a bucket. No call holds the locks of two shards other than spill.
+// The buckets that keys share are in a shard of their own, [Group].overflow. A call that needs the
+// lock of overflow and another shard's lock takes the one of overflow first. All calls of keys that share
+// contend for the lock of overflow. As they wait for it without holding another one, a flood of
+// them delays no key that has a bucket. No call holds the locks of two shards other than overflow.
 type keyShard[K comparable] struct {
 	dispatcher
 	group *Group[K]
@@ -179,7 +179,7 @@ type keyShard[K comparable] struct {
 	isAwaited    bool                       // it counts in groupDrain.awaits
 }
 
-// shards are the shards of a [Group], with or without spill.
+// shards are the shards of a [Group], with or without overflow.
 type shards[K comparable] []*keyShard[K]
 
 const (
@@ -195,17 +195,17 @@ const (
 	cacheLine = 64
 )
 
-// shardsFor returns how many shards a [Group] has on so many Ps: a power of 2, without spill.
+// shardsFor returns how many shards a [Group] has on so many Ps: a power of 2, without overflow.
 func shardsFor(procs int) int {
 	return 1 << bits.Len(uint(min(procs*shardsPerProc, maxShards)-1))
 }
 
 // A placement says where the bucket of a key is.
 type placement[K comparable] struct {
-	shards shards[K]    // as many as a power of 2
-	seed   maphash.Seed // of the hash of a key, which chooses its shard and its home
-	spill  *keyShard[K] // has the buckets that keys share, and no others, unless it is the only shard
-	all    shards[K]    // shards and spill
+	shards   shards[K]    // as many as a power of 2
+	seed     maphash.Seed // of the hash of a key, which chooses its shard and its home
+	overflow *keyShard[K] // has the buckets that keys share, and no others, unless it is the only shard
+	all      shards[K]    // shards and overflow
 }
 
 // shardOf returns the shard that a key is in. It panics for a key that can't be compared,
@@ -225,7 +225,7 @@ func (p *placement[K]) homeOf(key K) int16 {
 
 // mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds a [*Group]
 // has it too.
-func (p *placement[K]) mayDryRun() bool { return p.spill.letsAllThrough() }
+func (p *placement[K]) mayDryRun() bool { return p.overflow.letsAllThrough() }
 
 // makeShards makes the shards of a Group. With a [Bucket] there is one: the round trips take
 // the time there, and one place knows the Bucket's servers.
@@ -240,7 +240,7 @@ func (g *Group[K]) makeShards(o options) {
 	for i := range g.all {
 		g.all[i] = g.newShard(o)
 	}
-	g.shards, g.spill = g.all[:n], g.all[len(g.all)-1]
+	g.shards, g.overflow = g.all[:n], g.all[len(g.all)-1]
 }
 
 // newShard makes a shard.
@@ -280,7 +280,7 @@ func (s *keyShard[K]) bucketKey(key K) (levelKey, error) {
 	if name == "" {
 		return levelKey{}, &limitsError{errEmptyBucketKey}
 	}
-	return g.spill.levels.keyOf(name), nil
+	return g.overflow.levels.keyOf(name), nil
 }
 
 // leaseLocked makes the level of a bucket that has none, if levels are shared. A bucket that

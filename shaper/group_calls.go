@@ -91,7 +91,7 @@ func (s *keyShard[K]) notLeft(key K, kf *keyedFlow[K], r *request, at int64, err
 //go:noinline
 func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	if r.kind != allow {
-		if err := r.checkCall(&g.spill.dispatcher); err != nil || r.cost == 0 {
+		if err := r.checkCall(&g.overflow.dispatcher); err != nil || r.cost == 0 {
 			return nil, nil, decision{err: err}
 		}
 	}
@@ -293,12 +293,12 @@ func (s *keyShard[K]) holdUntil(ctx context.Context, key K, until int64) (held b
 
 // endHold is Hold(0).
 func (s *keyShard[K]) endHold(key K) {
-	if s.endHoldOf(func() *keyedFlow[K] { return s.table.Get(key) }) || s.group.overflow.Len() == 0 {
+	if s.endHoldOf(func() *keyedFlow[K] { return s.table.Get(key) }) || s.group.rings.Len() == 0 {
 		return
 	}
 	if l, err := s.callLimits(key); err == nil { // They say which bucket it shares.
-		spill := s.group.spill
-		spill.endHoldOf(func() *keyedFlow[K] { return spill.usedLocked(key, l) })
+		overflow := s.group.overflow
+		overflow.endHoldOf(func() *keyedFlow[K] { return overflow.usedLocked(key, l) })
 	}
 }
 
@@ -328,7 +328,7 @@ func (k keyless[K]) WaitN(ctx context.Context, n int) error {
 	if err := checkCostAndContext(int64(n), ctx); err != nil {
 		return err
 	}
-	d := &k.group.spill.dispatcher
+	d := &k.group.overflow.dispatcher
 	d.gate.announce(ctx, d.trace, Event{Name: d.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
 	return nil
 }

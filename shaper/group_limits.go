@@ -55,15 +55,15 @@ func (s *keyShard[K]) withFlowOrNew(ctx context.Context, key K, kind bucketKind,
 		return err
 	}
 	l := limitsLookup[K]{s: s, key: key, kind: kind}
-	spill := s.group.spill
+	overflow := s.group.overflow
 	for {
-		l.hasSpill = spill == s
-		lockedSpill := !l.hasSpill && (l.needsSpill || l.known && s.maySpill(key))
-		if lockedSpill {
-			spill.lockAndAdvance()
-			l.hasSpill = true
+		l.hasOverflow = overflow == s
+		lockedOverflow := !l.hasOverflow && (l.needsOverflow || l.known && s.mayOverflow(key))
+		if lockedOverflow {
+			overflow.lockAndAdvance()
+			l.hasOverflow = true
 		}
-		l.needsSpill = false
+		l.needsOverflow = false
 		in, kf, err := l.foundOrNewLocked(s.lockAndAdvance())
 		if kf != nil {
 			if in.levels != nil {
@@ -72,13 +72,13 @@ func (s *keyShard[K]) withFlowOrNew(ctx context.Context, key K, kind bucketKind,
 			do(in, kf, in.clock)
 		}
 		s.unlockAndArm()
-		if lockedSpill {
-			spill.unlockAndArm()
+		if lockedOverflow {
+			overflow.unlockAndArm()
 		}
 		switch {
 		case kf != nil || err != nil:
 			return err
-		case l.needsSpill: // And so it does next.
+		case l.needsOverflow: // And so it does next.
 		case l.known:
 			l.plan = s.planFor(l.limits)
 		default:
@@ -102,9 +102,9 @@ type limitsLookup[K comparable] struct {
 	gone    error // the error of the request's context, which ended during the lookup
 	err     error // the error that the function returned
 
-	overridden bool // SetLimits has given the limits
-	hasSpill   bool // the lock of spill is held
-	needsSpill bool // the lock of spill is needed, and was not held: the key shares a bucket, or has shared one
+	overridden    bool // SetLimits has given the limits
+	hasOverflow   bool // the lock of overflow is held
+	needsOverflow bool // the lock of overflow is needed, and was not held: the key shares a bucket, or has shared one
 }
 
 // foundLocked returns the bucket that a key has of its own. If there is none it returns nil
@@ -122,8 +122,8 @@ func (s *keyShard[K]) foundLocked(key K, now int64, kind bucketKind) *keyedFlow[
 
 // foundOrNewLocked returns the bucket of a key, and the shard that has it. If there is none,
 // it makes one as soon as the lookup has the [Limits] and their plan. If it returns neither a
-// bucket nor an error, the caller is to call it again: with the lock of spill held if
-// l.needsSpill is set, and otherwise after planFor if the Limits are known, and after
+// bucket nor an error, the caller is to call it again: with the lock of overflow held if
+// l.needsOverflow is set, and otherwise after planFor if the Limits are known, and after
 // lookUpLimits if not.
 func (l *limitsLookup[K]) foundOrNewLocked(now int64) (*keyShard[K], *keyedFlow[K], error) {
 	s, key := l.s, l.key
@@ -164,7 +164,7 @@ func (l *limitsLookup[K]) foundOrNewLocked(now int64) (*keyShard[K], *keyedFlow[
 		}
 		return l.ofKindLocked(in, kf)
 	}
-	*l = limitsLookup[K]{s: s, key: key, reloads: s.reloads, kind: l.kind, hasSpill: l.hasSpill}
+	*l = limitsLookup[K]{s: s, key: key, reloads: s.reloads, kind: l.kind, hasOverflow: l.hasOverflow}
 	if l.limits, l.overridden = s.overrides.Get(key); l.overridden {
 		l.known = true // A call of the limits function that is pending for the key need not be waited for.
 		return nil, nil, nil
@@ -358,13 +358,13 @@ func (l *limitsLookup[K]) lacksPlanLocked() bool {
 	switch {
 	case s.plans.get(l.limits) != nil:
 		return false
-	case !l.hasSpill:
+	case !l.hasOverflow:
 		return true // The key shares no bucket, so it gets one of its own.
-	case g.spill.plans.get(l.limits) != nil:
+	case g.overflow.plans.get(l.limits) != nil:
 		return false
 	}
 	// No bucket has these Limits that the key could share.
-	return limitsNothing(l.limits) || key == key && !g.tableFull() || g.overflow.Len() < keyed.MaxShared
+	return limitsNothing(l.limits) || key == key && !g.tableFull() || g.rings.Len() < keyed.MaxShared
 }
 
 // planLocked returns the plan of [Limits] for one more bucket, which counts as its user: the
@@ -372,17 +372,17 @@ func (l *limitsLookup[K]) lacksPlanLocked() bool {
 // its count of users; so of a plan that another shard may have it takes a copy. It returns
 // nil if there is none.
 func (s *keyShard[K]) planLocked(limits Limits, l *limitsLookup[K]) *plan {
-	spill := s.group.spill
+	overflow := s.group.overflow
 	switch p := s.plans.get(limits); {
 	case p != nil:
 		return s.plans.use(p)
 	case l.plan != nil && l.plan.limits == limits:
-		if s == spill && s != s.group.shards[0] {
+		if s == overflow && s != s.group.shards[0] {
 			return s.plans.useCopy(l.plan)
 		}
 		return s.plans.use(l.plan)
-	case l.hasSpill && spill.plans.get(limits) != nil:
-		return s.plans.useCopy(spill.plans.get(limits))
+	case l.hasOverflow && overflow.plans.get(limits) != nil:
+		return s.plans.useCopy(overflow.plans.get(limits))
 	}
 	return nil
 }

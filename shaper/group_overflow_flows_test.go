@@ -59,9 +59,9 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 				kf, _ := use(t, g, key)
 				before := has[key]
 				has[key] = kf
-				now := g.spill.lockAndAdvance()
+				now := g.overflow.lockAndAdvance()
 				stays := before != nil && before != kf && !before.Value.drained(now)
-				g.spill.unlockAndArm()
+				g.overflow.unlockAndArm()
 				switch {
 				case stays:
 					require.FailNow(t, "a key got a new bucket while its own was not drained", "key %d", key)
@@ -104,12 +104,12 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		}
 		defer g.Close()
 		buckets := func() (n int) {
-			g.spill.lockAndAdvance()
-			defer g.spill.unlockAndArm()
-			for _, ring := range g.overflow.All() {
+			g.overflow.lockAndAdvance()
+			defer g.overflow.unlockAndArm()
+			for _, ring := range g.rings.All() {
 				n += len(ring)
 			}
-			require.EqualValues(t, n, g.overflow.Len())
+			require.EqualValues(t, n, g.rings.Len())
 			return n
 		}
 		for i := range 20_000 {
@@ -162,18 +162,18 @@ func TestSharedBucketsOfWideReachDrain(t *testing.T) {
 		for key := range 20_000 {
 			use(t, g, key)
 		}
-		g.spill.lockAndAdvance()
-		for _, ring := range g.overflow.All() {
+		g.overflow.lockAndAdvance()
+		for _, ring := range g.rings.All() {
 			require.Len(t, ring, keyed.Homes)
 			for _, kf := range ring {
 				kf.Reach = keyed.Homes - 1
 			}
 		}
-		g.spill.unlockAndArm()
+		g.overflow.unlockAndArm()
 		time.Sleep(4 * time.Second)
 		synctest.Wait()
-		require.Zero(t, g.overflow.Len())
-		require.Nil(t, g.overflow.All())
+		require.Zero(t, g.rings.Len())
+		require.Nil(t, g.rings.All())
 	})
 }
 
@@ -195,16 +195,16 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 			require.NotNil(t, kf)
 			require.True(t, allowed)
 		}
-		require.EqualValues(t, keyed.MaxShared, g.overflow.Len())
-		mine := g.spill.plans.get(of[7])
-		require.Len(t, g.overflow.All()[mine], 1)
-		g.spill.lockAndAdvance()
-		for p := range g.overflow.All() {
+		require.EqualValues(t, keyed.MaxShared, g.rings.Len())
+		mine := g.overflow.plans.get(of[7])
+		require.Len(t, g.rings.All()[mine], 1)
+		g.overflow.lockAndAdvance()
+		for p := range g.rings.All() {
 			if p != mine {
-				g.overflow.All()[p] = []*keyedFlow[int]{nil} // To look at it is to panic.
+				g.rings.All()[p] = []*keyedFlow[int]{nil} // To look at it is to panic.
 			}
 		}
-		g.spill.unlockAndArm()
+		g.overflow.unlockAndArm()
 		plans := func() (n int) {
 			for _, s := range g.all {
 				s.mu.Lock()
@@ -224,7 +224,7 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 		require.LessOrEqual(t, testing.AllocsPerRun(100, func() { g.Allow(keyed.MaxShared) }), 3.0)
 		for i := range 100 { // Keys of the rule that has a bucket, from many keyed.Homes.
 			kf, _ := use(t, g, 7+i*len(of))
-			require.Same(t, g.overflow.All()[mine][0], kf)
+			require.Same(t, g.rings.All()[mine][0], kf)
 		}
 		require.True(t, g.Allow(unlimited), "a key without a limit needs none of these buckets")
 	})

@@ -34,8 +34,8 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 				own++
 			}
 		}
-		if s == g.spill {
-			for p, ring := range g.overflow.All() {
+		if s == g.overflow {
+			for p, ring := range g.rings.All() {
 				users[p] += len(ring)
 				shared += len(ring)
 			}
@@ -56,7 +56,7 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 	require.EqualValues(t, own, g.counts.Heavy.Load())
 	require.EqualValues(t, unlimited, g.counts.Light.Load())
 	require.EqualValues(t, overridden, g.overridden.Load())
-	require.EqualValues(t, shared, g.overflow.Len())
+	require.EqualValues(t, shared, g.rings.Len())
 	require.LessOrEqual(t, own, int(g.maxKeys))
 	require.LessOrEqual(t, unlimited, int(g.maxKeys))
 }
@@ -113,7 +113,7 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 				}
 				synctest.Wait()
 				requireSharesAddUp(t, g)
-				shared += int(g.overflow.Len())
+				shared += int(g.rings.Len())
 				if g.tableFull() {
 					full++
 				}
@@ -121,7 +121,7 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 			time.Sleep(time.Minute)
 			requireSharesAddUp(t, g)
 			require.Zero(t, g.counts.Heavy.Load()+g.counts.Light.Load())
-			require.Zero(t, g.overflow.Len())
+			require.Zero(t, g.rings.Len())
 			g.Allow(1)
 			g.Hold(2, time.Hour)
 			require.NoError(t, g.Close())
@@ -139,10 +139,10 @@ func TestAKeyThatGetsNoBucketTakesNoRoom(t *testing.T) {
 	require.NoError(t, err)
 	s := g.shardOf(7)
 	for _, l := range []Limits{{Rate: 1}, {Rate: rate.Inf}} {
-		g.spill.lockAndAdvance()
-		_, kf, err := (&limitsLookup[float64]{s: s, key: 7, limits: l, known: true, hasSpill: true}).insertLocked(s.lockAndAdvance())
+		g.overflow.lockAndAdvance()
+		_, kf, err := (&limitsLookup[float64]{s: s, key: 7, limits: l, known: true, hasOverflow: true}).insertLocked(s.lockAndAdvance())
 		s.unlockAndArm()
-		g.spill.unlockAndArm()
+		g.overflow.unlockAndArm()
 		require.NoError(t, err)
 		require.Nil(t, kf)
 		requireSharesAddUp(t, g)
@@ -181,7 +181,7 @@ func keysIn(g *Group[int]) (first, last int) {
 // A call that waits for the lock of the shared buckets has no other lock meanwhile.
 func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
 	own, sharing := 0, 1
-	asked := make(chan bool, 1) // for the Limits of the key that shares, which comes before any lock of spill
+	asked := make(chan bool, 1) // for the Limits of the key that shares, which comes before any lock of overflow
 	g, err := NewGroup(func(key int) (Limits, error) {
 		if key == sharing {
 			asked <- true
@@ -193,7 +193,7 @@ func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
 		sharing++
 	}
 	require.True(t, g.Allow(own))
-	g.spill.mu.Lock()
+	g.overflow.mu.Lock()
 	shared := make(chan bool, 1)
 	go func() { shared <- g.Allow(sharing) }()
 	realtime.Next(t, asked)
@@ -207,7 +207,7 @@ func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
 		t.Error("a call of a key with a bucket waits for one that shares")
 	}
 	require.Empty(t, shared)
-	g.spill.mu.Unlock()
+	g.overflow.mu.Unlock()
 	require.True(t, realtime.Next(t, shared))
 }
 
@@ -314,13 +314,13 @@ func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	errs := make(chan error, 4)
-	g.spill.mu.Lock()
+	g.overflow.mu.Lock()
 	for range cap(errs) {
 		go func() { errs <- g.Shutdown(ctx) }()
 	}
 	realtime.Until(t, func() bool { return beginsDrain(g) }, "a Shutdown begins")
 	time.Sleep(10 * time.Millisecond) // One has begun, and the others come as far as they can.
-	g.spill.mu.Unlock()
+	g.overflow.mu.Unlock()
 	for range cap(errs) {
 		require.NoError(t, realtime.Next(t, errs))
 	}

@@ -57,7 +57,7 @@ func (d *groupDrain) endLocked() {
 // in line, a request that a [Transport] retries may still enter the line of its key.
 func (g *Group[K]) Shutdown(ctx context.Context) error {
 	g.mustBeMade()
-	if g.all.beginDrain(&g.drain) && !g.spill.letsAllThrough() {
+	if g.all.beginDrain(&g.drain) && !g.overflow.letsAllThrough() {
 		if err := awaitDrain(ctx, g.drain.ended); err != nil {
 			return err
 		}
@@ -73,8 +73,8 @@ func (g *Group[K]) Close() error {
 	g.drain.end()
 	g.drain.closing.Wait()
 	g.ticker.waitForEnd()
-	if g.spill.levels != nil {
-		g.spill.levels.close()
+	if g.overflow.levels != nil {
+		g.overflow.levels.close()
 	}
 	return nil
 }

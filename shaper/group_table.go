@@ -17,7 +17,7 @@ import (
 // maxKeys of them, or the key is a NaN, the key gets unlimited.
 func (l *limitsLookup[K]) insertLocked(now int64) (*keyShard[K], *keyedFlow[K], error) {
 	s, key := l.s, l.key
-	if l.lacksSpill(l.s.maySpill(l.key)) {
+	if l.lacksOverflow(l.s.mayOverflow(l.key)) {
 		return nil, nil, nil
 	}
 	switch {
@@ -36,48 +36,48 @@ func (l *limitsLookup[K]) insertLocked(now int64) (*keyShard[K], *keyedFlow[K], 
 	return s, s.insertOwnLocked(key, p, nil, true, now), nil
 }
 
-// lacksSpill reports whether the lock of spill is needed and not held, and notes that.
-func (l *limitsLookup[K]) lacksSpill(needed bool) bool {
-	l.needsSpill = needed && !l.hasSpill
-	return l.needsSpill
+// lacksOverflow reports whether the lock of overflow is needed and not held, and notes that.
+func (l *limitsLookup[K]) lacksOverflow(needed bool) bool {
+	l.needsOverflow = needed && !l.hasOverflow
+	return l.needsOverflow
 }
 
-// maySpill reports whether a key that has no bucket may have been sharing one, or is to
-// share one now. The lock of spill says for certain.
-func (s *keyShard[K]) maySpill(key K) bool {
+// mayOverflow reports whether a key that has no bucket may have been sharing one, or is to
+// share one now. The lock of overflow says for certain.
+func (s *keyShard[K]) mayOverflow(key K) bool {
 	g := s.group
-	return key != key || g.overflow.Len() > 0 || g.tableFull()
+	return key != key || g.rings.Len() > 0 || g.tableFull()
 }
 
 // needsNoBucketLocked reports whether a key with these [Limits] that has no bucket of its
 // own needs none, because there is nothing to remember of its calls but the Limits: it is
 // at rate.Inf without a cap, and the bucket that it has been sharing, if any, is not held.
-// That bucket is used, and in spill; nil: none.
+// That bucket is used, and in overflow; nil: none.
 func (s *keyShard[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K]) bool {
-	spill := s.group.spill
-	return limitsNothing(l) && (used == nil || spill.idleLocked(&used.Value, spill.clock))
+	overflow := s.group.overflow
+	return limitsNothing(l) && (used == nil || overflow.idleLocked(&used.Value, overflow.clock))
 }
 
 // limitsNothing reports whether every request may leave at once, unless there is a hold.
 func limitsNothing(l Limits) bool { return l.Rate == rate.Inf && l.InFlight == 0 }
 
 // usedLocked returns the bucket that a key with these [Limits] has been sharing, or another
-// key with the same home. It returns nil if there is none. s is spill.
+// key with the same home. It returns nil if there is none. s is overflow.
 func (s *keyShard[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
-	if s.group.overflow.Len() == 0 {
+	if s.group.rings.Len() == 0 {
 		return nil // As nearly always: then neither Limits nor key need be hashed.
 	}
-	return s.group.overflow.Used(s.group.homeOf(key), s.plans.get(l))
+	return s.group.rings.Used(s.group.homeOf(key), s.plans.get(l))
 }
 
-// usedByLocked is usedLocked of spill, for a request that need not have its lock: then there
+// usedByLocked is usedLocked of overflow, for a request that need not have its lock: then there
 // is none.
 func (l *limitsLookup[K]) usedByLocked(limits Limits) *keyedFlow[K] {
 	s, key := l.s, l.key
-	if !l.hasSpill {
+	if !l.hasOverflow {
 		return nil
 	}
-	return s.group.spill.usedLocked(key, limits)
+	return s.group.overflow.usedLocked(key, limits)
 }
 
 // insertBucketLocked is insertLocked for a key with these [Limits] that needs a bucket.
@@ -85,7 +85,7 @@ func (l *limitsLookup[K]) insertBucketLocked(limits Limits, now int64) (*keyShar
 	s, key := l.s, l.key
 	used := l.usedByLocked(limits)
 	if key != key || staysInOverflow(used) || isAheadIn(used, l.kind) || !keyed.TakeBelow(&s.group.counts.Heavy, s.group.maxKeys) {
-		if l.lacksSpill(true) {
+		if l.lacksOverflow(true) {
 			return nil, nil, nil // The table has become full just now.
 		}
 		return l.insertOverflowLocked(limits)
@@ -114,13 +114,13 @@ func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], light 
 // ofKindLocked returns the bucket of the kind that a request wants, for a key that has found
 // kf in a shard. From now on there is something to remember of an unlimited key that is to be
 // held, so it gets a bucket like any other key: one that counts against maxKeys, or an overflow
-// one. If ofKindLocked returns neither a bucket nor an error, the lock of spill is missing.
+// one. If ofKindLocked returns neither a bucket nor an error, the lock of overflow is missing.
 func (l *limitsLookup[K]) ofKindLocked(in *keyShard[K], kf *keyedFlow[K]) (*keyShard[K], *keyedFlow[K], error) {
 	s := l.s
 	if l.kind&bucketToHold == 0 || kf != s.unlimited && !kf.Light {
 		return in, kf, nil
 	}
-	if l.lacksSpill(l.s.maySpill(l.key)) {
+	if l.lacksOverflow(l.s.mayOverflow(l.key)) {
 		return nil, nil, nil
 	}
 	limits := s.unlimitedBy
@@ -132,33 +132,33 @@ func (l *limitsLookup[K]) ofKindLocked(in *keyShard[K], kf *keyedFlow[K]) (*keyS
 }
 
 // insertOverflowLocked returns the bucket for a key that is to share one, and makes it if
-// there is none. The lock of spill is held.
+// there is none. The lock of overflow is held.
 func (l *limitsLookup[K]) insertOverflowLocked(limits Limits) (*keyShard[K], *keyedFlow[K], error) {
 	s, key := l.s, l.key
-	g, spill := s.group, s.group.spill
+	g, overflow := s.group, s.group.overflow
 	home := g.homeOf(key)
-	kf, distance, full := g.overflow.Find(home, spill.plans.get(limits))
+	kf, distance, full := g.rings.Find(home, overflow.plans.get(limits))
 	if full {
 		return nil, nil, noOverflowBucket()
 	}
 	if kf == nil {
-		p := spill.planLocked(limits, l)
-		if p == nil && spill != s && s.plans.get(limits) != nil {
-			p = spill.plans.useCopy(s.plans.get(limits))
+		p := overflow.planLocked(limits, l)
+		if p == nil && overflow != s && s.plans.get(limits) != nil {
+			p = overflow.plans.useCopy(s.plans.get(limits))
 		}
 		if p == nil {
 			return nil, nil, nil
 		}
-		kf = spill.newFlowLocked(p, spill.clock)
+		kf = overflow.newFlowLocked(p, overflow.clock)
 		kf.Home = home
-		g.overflow.Add(kf, p)
-		if spill.gate != nil {
+		g.rings.Add(kf, p)
+		if overflow.gate != nil {
 			kf.Value.keepOut(never)
 		}
 	}
 	kf.Reach = max(kf.Reach, distance)
-	kf.Value.bucket.idleUntil(spill.clock)
-	return spill, kf, nil
+	kf.Value.bucket.idleUntil(overflow.clock)
+	return overflow, kf, nil
 }
 
 // newFlowLocked makes a bucket with a plan, which counts it as a user already.
@@ -189,15 +189,15 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 		return nil
 	}
 	p := s.planFor(limits)
-	spill := s.group.spill
-	now := spill.lockAndAdvance()
-	defer spill.unlockAndArm()
+	overflow := s.group.overflow
+	now := overflow.lockAndAdvance()
+	defer overflow.unlockAndArm()
 	kf := &keyedFlow[K]{Value: flow{bucket: bucket{plan: p}, entered: -1}, Home: keyed.Own}
-	used := spill.usedLocked(key, limits)
+	used := overflow.usedLocked(key, limits)
 	switch {
 	case s.needsNoBucketLocked(limits, used):
 	case key != key || staysInOverflow(used) || s.group.tableFull():
-		found, _, full := s.group.overflow.Find(s.group.homeOf(key), spill.plans.get(limits))
+		found, _, full := s.group.rings.Find(s.group.homeOf(key), overflow.plans.get(limits))
 		if full {
 			return noOverflowBucket()
 		}
@@ -207,12 +207,12 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	case used != nil:
 		kf.Value.inheritFrom(&used.Value)
 	}
-	if spill.levels != nil && kf.Value.level() == nil {
-		spill.leaseLocked(kf, bucketKey)
-		defer spill.levels.forget(&kf.Value)
+	if overflow.levels != nil && kf.Value.level() == nil {
+		overflow.leaseLocked(kf, bucketKey)
+		defer overflow.levels.forget(&kf.Value)
 	}
 	kf.Value.bucket.idleUntil(now)
-	see(&spill.dispatcher, &kf.Value, now)
+	see(&overflow.dispatcher, &kf.Value, now)
 	return nil
 }
 
@@ -394,7 +394,7 @@ func (s *keyShard[K]) deleteLocked(kf *keyedFlow[K]) {
 // forgetLocked deletes a bucket that has been taken out of the wheel.
 func (s *keyShard[K]) forgetLocked(kf *keyedFlow[K]) {
 	if kf.Home != keyed.Own {
-		s.group.overflow.Remove(kf, kf.Value.givenPlan())
+		s.group.rings.Remove(kf, kf.Value.givenPlan())
 	} else {
 		s.table.Delete(kf)
 	}
@@ -408,8 +408,8 @@ func (s *keyShard[K]) forgetLocked(kf *keyedFlow[K]) {
 // buckets for Snapshot.
 func (s *keyShard[K]) dropClosedLocked() {
 	s.table.Close()
-	if s == s.group.spill {
-		s.group.overflow.Clear()
+	if s == s.group.overflow {
+		s.group.rings.Clear()
 	}
 	s.dropAllLocked()
 }

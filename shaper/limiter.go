@@ -506,7 +506,7 @@ func (k keyLimiter[K]) state() (st Stats) {
 	g := k.group
 	err := g.shardOf(k.key).withFlow(k.key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
 	if err != nil {
-		return Stats{Name: g.spill.name}
+		return Stats{Name: g.overflow.name}
 	}
 	return st
 }
@@ -514,11 +514,11 @@ func (k keyLimiter[K]) state() (st Stats) {
 func (k keyLimiter[K]) stats() (st Stats, ok bool) { return k.group.StatsOf(k.key) }
 
 func (k keyLimiter[K]) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	return k.group.acquire(k.group.spill.claimOf(ctx), k.key, n, kind)
+	return k.group.acquire(k.group.overflow.claimOf(ctx), k.key, n, kind)
 }
 
 func (k keyLimiter[K]) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
-	v, err := k.group.reserve(k.group.spill.claimOf(ctx), k.key, estimate, kind)
+	v, err := k.group.reserve(k.group.overflow.claimOf(ctx), k.key, estimate, kind)
 	if err != nil {
 		return nil, err
 	}

@@ -315,7 +315,7 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 	top, events, least := g.limited.All()
 
 	at := time.Now()
-	now := g.spill.instantOf(at)
+	now := g.overflow.instantOf(at)
 	names := keyed.NewNames[K]()
 	saved := savedGroup{savedHead: headOf(snapshotOfGroup, at), Buckets: make([]savedBucket, 0, len(copies))}
 	for i := range copies {
@@ -376,7 +376,7 @@ func (g *Group[K]) Restore(data []byte) error {
 	at := time.Now()
 	var omitted leftOut
 	for i, key := range keys {
-		levels[i].since(saved.Taken, at, &g.spill.dispatcher)
+		levels[i].since(saved.Taken, at, &g.overflow.dispatcher)
 		switch err := g.shardOf(key).restore(key, &levels[i]); {
 		case err == ErrClosed:
 			return ErrClosed

@@ -251,7 +251,7 @@ func (s *Shaper) Line(max int) []Waiter {
 func (g *Group[K]) Line(key K, max int) []Waiter {
 	g.mustBeMade()
 	line, found := g.shardOf(key).line(key, max)
-	if found || max <= 0 || g.overflow.Len() == 0 {
+	if found || max <= 0 || g.rings.Len() == 0 {
 		return line
 	}
 	limits, err := g.shardOf(key).callLimits(key)
@@ -261,8 +261,8 @@ func (g *Group[K]) Line(key K, max int) []Waiter {
 	if line, found = g.shardOf(key).line(key, max); found {
 		return line
 	}
-	line, _ = g.spill.lineOf(max, func() *flow {
-		if kf := g.spill.usedLocked(key, limits); kf != nil {
+	line, _ = g.overflow.lineOf(max, func() *flow {
+		if kf := g.overflow.usedLocked(key, limits); kf != nil {
 			return &kf.Value
 		}
 		return nil
@@ -373,7 +373,7 @@ type GroupStats struct {
 // Stats returns the state of the Group now. It works on a closed Group too.
 func (g *Group[K]) Stats() GroupStats {
 	g.mustBeMade()
-	st := GroupStats{Name: g.spill.name, Keys: int(g.counts.Heavy.Load()), DryRun: g.spill.letsAllThrough(), RefusedKeys: g.limited.RefusedKeys()}
+	st := GroupStats{Name: g.overflow.name, Keys: int(g.counts.Heavy.Load()), DryRun: g.overflow.letsAllThrough(), RefusedKeys: g.limited.RefusedKeys()}
 	st.Precise, st.Fallback = g.ticker.precision()
 	var sum totals
 	for _, s := range g.all {
