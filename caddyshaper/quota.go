@@ -222,7 +222,7 @@ func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
 		Log: log, Refuse: s.refuse, RetrySpread: time.Duration(s.RetrySpread),
 	}
 	if s.LogRefusals {
-		config.Options = append(config.Options, shaper.WithLogger(log))
+		config.Refusals = log
 	}
 	if s.usage != nil {
 		config.Record = s.usage.record

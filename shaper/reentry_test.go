@@ -235,19 +235,23 @@ func TestASeatThatIsReleasedIsHandedOn(t *testing.T) {
 	})
 }
 
-// What stands in front of an upstream without a Transport re-enters by name, ahead of its own key alone.
+// A request with a key re-enters ahead of its own key alone.
 func TestAReserveRetryLeavesBeforeTheLineOfItsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := New(Limits{Rate: 1, Depth: 3}, WithFairQueue(nil))
 		require.NoError(t, err)
 		require.NoError(t, s.Wait(t.Context()))
 		var left []string
+		again := func(l *KeyLimiter, ctx context.Context, n int) (func(int), error) {
+			v, err := l.made().reserve(ctx, n, reentry)
+			return settleOf(v), err
+		}
 		for _, call := range []struct {
 			name, key string
 			reserve   func(*KeyLimiter, context.Context, int) (func(int), error)
 		}{
 			{"a1", "a", (*KeyLimiter).Reserve}, {"a2", "a", (*KeyLimiter).Reserve}, {"b1", "b", (*KeyLimiter).Reserve},
-			{"a again", "a", (*KeyLimiter).ReserveRetry}, // The line is full.
+			{"a again", "a", again}, // The line is full.
 		} {
 			go func() {
 				settle, err := call.reserve(s.For(call.key), t.Context(), 1)

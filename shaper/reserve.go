@@ -121,13 +121,6 @@ func (l *KeyLimiter) Reserve(ctx context.Context, estimate int) (settle func(act
 	return settleOf(v), err
 }
 
-// ReserveRetry is Reserve for a request that has left before and that the upstream has refused: it enters
-// the line at the head, as a retry of a [Transport] does ([Transport.Retry]).
-func (l *KeyLimiter) ReserveRetry(ctx context.Context, estimate int) (settle func(actual int), err error) {
-	v, err := l.made().reserve(ctx, estimate, reentry)
-	return settleOf(v), err
-}
-
 // Spend is [Group.Spend] or [Shaper.Spend].
 func (l *KeyLimiter) Spend(ctx context.Context, estimate int, f func(context.Context) (actual int, err error)) error {
 	return spendBy(ctx, l.made(), estimate, f)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/llm"
+	"example.com/leakybucket/shaper"
 )
 
 const (
@@ -33,7 +34,6 @@ type attempt struct {
 	meter    *llm.Meter    // nil: nothing has been passed on
 	captured *bytes.Buffer // the body of a refusal; nil: it is passed on
 	pause    time.Duration // for which the refusal asks
-	again    []byte        // the body of the call, which is to be sent again; nil: it is not
 
 	length, written int64 // of the body; a length below 0 is unknown
 	isBroken        bool  // it could not be written
@@ -61,7 +61,7 @@ func (c *call) try(w http.ResponseWriter, r *http.Request, next http.Handler) (a
 				panic(p)
 			}
 		}
-		a.end(returned)
+		a.end(r, returned)
 	}()
 	next.ServeHTTP(a, r)
 	returned = true
@@ -117,7 +117,7 @@ func (a *attempt) Write(p []byte) (n int, err error) {
 		if a.captured.Len()+len(p) <= refusalKept {
 			return a.captured.Write(p)
 		}
-		a.readRefusal()
+		a.hold()
 		a.timer.Stop()
 		a.passOn(a.length)
 	}
@@ -169,7 +169,7 @@ func (a *attempt) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	a.isHijacked = true
 	switch {
 	case a.captured != nil: // The handler itself tells the caller, so the call can't be sent again.
-		a.readRefusal()
+		a.hold()
 		a.timer.Stop()
 		a.captured = nil
 		a.call.status = a.status
@@ -183,7 +183,7 @@ func (a *attempt) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap is for [http.ResponseController].
 func (a *attempt) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// readRefusal holds the line for as long as a refusal asks.
+// readRefusal finds out for how long a refusal asks.
 func (a *attempt) readRefusal() {
 	c := a.call
 	body := io.NopCloser(bytes.NewReader(a.captured.Bytes()))
@@ -192,26 +192,25 @@ func (a *attempt) readRefusal() {
 		c.g.config.Ledger.providerRefused()
 		c.g.faults.note("the provider has refused a call with 429", a.status)
 	}
-	if a.pause = min(a.pause, longestPause); a.pause > 0 {
-		c.g.config.Line().Hold(a.pause)
+	a.pause = min(a.pause, longestPause)
+}
+
+// hold holds the line for as long as a refusal asks that can't be captured.
+func (a *attempt) hold() {
+	if a.readRefusal(); a.pause > 0 {
+		a.call.g.config.Line().Hold(a.pause)
 	}
 }
 
-// end settles. The hold comes before it, because to settle lets others leave.
-func (a *attempt) end(returned bool) {
+// end settles, unless the [shaper.Transport] of the call does so, as it may be sent again.
+func (a *attempt) end(r *http.Request, returned bool) {
 	c := a.call
-	if a.captured != nil {
-		if a.readRefusal(); a.pause > 0 {
-			a.again = c.body.take() // Only the first call of take returns it.
-		}
-	}
-	if a.status == http.StatusTooManyRequests {
-		c.reported = &llm.Usage{}
-		c.settle(0)
+	switch {
+	case a.captured != nil:
+		a.readRefusal()
 		return
-	}
-	if a.again != nil {
-		c.settle(0) // It will reserve its estimate again.
+	case a.status == http.StatusTooManyRequests:
+		a.endRefused(r)
 		return
 	}
 	cost := -1
@@ -228,7 +227,18 @@ func (a *attempt) end(returned bool) {
 		c.g.faults.note("no answer has come, and the estimate stands", 0)
 	}
 	c.g.config.Ledger.ended(c.team, c.g.takenFor(c.estimate, a.meter), time.Now())
-	c.settle(cost)
+	shaper.Settle(r, cost)
+}
+
+// endRefused settles a call that the provider has refused, and that is not sent again.
+func (a *attempt) endRefused(r *http.Request) {
+	c := a.call
+	if a.status == http.StatusTooManyRequests {
+		c.reported = &llm.Usage{}
+		shaper.Settle(r, 0)
+		return
+	}
+	c.g.config.Ledger.ended(c.team, c.g.takenFor(c.estimate, nil), time.Now())
 }
 
 // reasonOf says why no usage is known.

@@ -1,17 +1,19 @@
 package gateway
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"math"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"example.com/leakybucket/llm"
@@ -53,8 +55,8 @@ type Config struct {
 	// Record, if it is not nil, is called when a call has ended, with the request as it came.
 	Record func(*http.Request, Record)
 
-	// Options are further options of the [shaper.Middleware] in which calls wait, such as [shaper.WithLogger].
-	Options []shaper.MiddlewareOption
+	// Refusals is for refusals and callers that have gone ([shaper.WithLogger]); nil: nothing is logged.
+	Refusals *slog.Logger
 
 	// RetrySpread bounds a random time that is added to Retry-After of a refused call.
 	RetrySpread time.Duration
@@ -151,12 +153,26 @@ func (g *Gateway) scaled(n int, round func(float64) float64) int {
 // Wrap returns the gateway in front of a handler that passes calls to the provider, such as a reverse proxy. The handler
 // must be ready to serve a request a second time, which is restored before.
 func (g *Gateway) Wrap(next http.Handler) http.Handler {
-	options := append(slices.Clone(g.config.Options),
+	options := []shaper.MiddlewareOption{
+		shaper.WithKey(teamOf), shaper.WithReserve(), shaper.WithErrorHandler(g.refuse), shaper.WithLogger(g.config.Refusals),
 		shaper.WithCost(func(r *http.Request) int { return callOf(r.Context()).cost }),
-		shaper.WithErrorHandler(g.refuse))
-	line := shaper.Middleware(limiter{}, options...)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		callOf(r.Context()).serve(w, r, next)
-	}))
+	}
+	type inLine struct {
+		line *shaper.Shaper
+		http.Handler
+	}
+	var latest atomic.Pointer[inLine] // A reload may change the line.
+	lineOf := func() http.Handler {
+		line := g.config.Line()
+		if l := latest.Load(); l != nil && l.line == line {
+			return l
+		}
+		l := &inLine{line, shaper.Middleware(line, options...)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			callOf(r.Context()).serve(w, r, line, next)
+		}))}
+		latest.Store(l)
+		return l
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := &call{g: g, arrived: time.Now(), body: &body{of: &g.config.Ledger.bodies}}
 		outer := r.Context()
@@ -173,7 +189,8 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 			g.refuse(w, r, err)
 			return
 		}
-		line.ServeHTTP(w, r)
+		c.entered = time.Now()
+		lineOf().ServeHTTP(w, r)
 	})
 }
 
@@ -188,10 +205,10 @@ type call struct {
 	body     *body
 	isWhole  bool // all of the body has come
 
+	entered time.Time // the line
 	waited  time.Duration
 	left    time.Time // when it left the line for the last time
-	settle  func(actual int)
-	isSent  bool // to the provider
+	isSent  bool      // to the provider
 	retried bool
 
 	status   int
@@ -199,6 +216,9 @@ type call struct {
 }
 
 type callKey struct{}
+
+// teamOf is the [shaper.KeyFunc] of a line.
+func teamOf(r *http.Request) (string, error) { return callOf(r.Context()).team, nil }
 
 func callOf(ctx context.Context) *call { return ctx.Value(callKey{}).(*call) }
 
@@ -256,74 +276,101 @@ func onlyGzip(h http.Header) {
 	}
 }
 
-// A limiter lets each call wait as its team. [shaper.Middleware] handles connections whose requests wait, but it lacks
-// costs that are known only at the end, so the call settles itself.
-type limiter struct{}
-
-func (limiter) WaitN(context.Context, int) error { return errors.ErrUnsupported }
-
-// Acquire, unlike WaitN, learns that a connection is hijacked: then the cost stays unknown.
-func (limiter) Acquire(ctx context.Context, _ int) (release func(), err error) {
-	c := callOf(ctx)
-	if err := c.enter(ctx, (*shaper.KeyLimiter).Reserve); err != nil {
-		return nil, err
-	}
-	return func() {
-		if c.isSent {
-			c.settle(-1)
-			return
-		}
-		c.settle(0) // The caller has gone.
-	}, nil
-}
-
-// enter lets the call wait in line.
-func (c *call) enter(ctx context.Context, reserve func(*shaper.KeyLimiter, context.Context, int) (func(int), error)) error {
-	begun := time.Now()
-	settle, err := reserve(c.g.config.Line().For(c.team), ctx, c.cost)
-	now := time.Now()
-	c.waited += now.Sub(begun)
-	if err != nil {
-		return err
-	}
-	c.left, c.settle = now, settle
-	c.g.config.Ledger.departed(c.team, c.waited, now)
-	return nil
-}
-
 // serve passes the call to the provider, and once more if that has refused it.
-func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+func (c *call) serve(w http.ResponseWriter, r *http.Request, line *shaper.Shaper, next http.Handler) {
+	if err := r.Context().Err(); err == context.Canceled { // The caller has gone as the call left.
+		shaper.Settle(r, 0)
+		shaper.WriteError(w, r, err)
+		return
+	}
+	s := &sender{call: c, w: w, r: r, next: next, header: w.Header().Clone(), restart: func() {}}
+	c.departs(c.entered)
 	c.isSent = true
-	header, first := w.Header().Clone(), (*http.Request)(nil)
+	out := r.WithContext(r.Context())
+	out.GetBody = nil
 	if c.isWhole {
-		first = r.Clone(r.Context())
+		s.first = r.Clone(r.Context())
+		out.GetBody = s.bodyAgain
 	}
-	a := c.try(w, r, next)
-	if a.again != nil {
-		restart := suspendWriteTimeout(w, r)
-		err := c.enter(r.Context(), (*shaper.KeyLimiter).ReserveRetry)
-		restart()
-		isGone := err != nil && r.Context().Err() == context.Canceled
-		if err == nil || isGone {
-			clear(w.Header()) // of the first response
-			maps.Copy(w.Header(), header)
-		}
-		switch {
-		case err == nil:
-			c.retried, c.reported = true, nil
-			if *r = *first; len(a.again) > 0 {
-				r.Body = &sending{c.body, a.again, nil}
-			}
-			a = c.try(w, r, next)
-		case isGone:
-			c.left, c.status = time.Time{}, StatusGone
-			shaper.WriteError(w, r, context.Canceled) // Silence would be an empty response with status 200.
-			return
-		}
-	}
-	if a.captured != nil {
+	// The Middleware has reserved for the first attempt.
+	transport := shaper.Transport{Limiter: line, Key: teamOf, Base: s, HoldFor: s.holdFor, Retry: true}
+	_, err := transport.RoundTrip(out)
+	s.restart()
+	a := s.last
+	switch {
+	case a.captured == nil:
+	case err != nil && r.Context().Err() == context.Canceled: // The caller has gone while the call waited again.
+		s.restore()
+		c.left, c.status = time.Time{}, StatusGone
+		shaper.WriteError(w, r, context.Canceled) // Silence would be an empty response with status 200.
+	default:
+		a.endRefused(r)
 		a.passOn(int64(a.captured.Len()))
 	}
+}
+
+// departs notes that the call leaves the line now, in which it has been since an instant.
+func (c *call) departs(since time.Time) {
+	c.left = time.Now()
+	c.waited += c.left.Sub(since)
+	c.g.config.Ledger.departed(c.team, c.waited, c.left)
+}
+
+// A sender is the Base of the [shaper.Transport] of one call. It lets the handler behind the gateway serve the attempts. A
+// response that passes does so meanwhile, so the Transport sees only its status.
+type sender struct {
+	*call
+	w      http.ResponseWriter
+	r      *http.Request
+	next   http.Handler
+	header http.Header   // of w before the first attempt
+	first  *http.Request // a copy of r from then; nil: the call can't be sent again
+
+	last    *attempt
+	refused time.Time
+	restart func() // of the server's WriteTimeout
+}
+
+func (s *sender) RoundTrip(out *http.Request) (*http.Response, error) {
+	if s.last != nil {
+		s.restart()
+		s.restore()
+		s.departs(s.refused)
+		s.retried, s.reported = true, nil
+		body := out.Body
+		*s.r = *s.first
+		s.r.Body = body
+	}
+	s.last = s.try(s.w, s.r, s.next)
+	a := s.last
+	if a.captured == nil {
+		return &http.Response{StatusCode: max(a.status, http.StatusOK), Body: http.NoBody}, nil
+	}
+	s.refused, s.restart = time.Now(), suspendWriteTimeout(s.w, s.r)
+	return &http.Response{StatusCode: a.status, Header: a.Header(), Body: io.NopCloser(bytes.NewReader(a.captured.Bytes()))}, nil
+}
+
+// restore restores the header of the response.
+func (s *sender) restore() {
+	clear(s.w.Header())
+	maps.Copy(s.w.Header(), s.header)
+}
+
+// bodyAgain returns the body of the call for a second attempt.
+func (s *sender) bodyAgain() (io.ReadCloser, error) {
+	text := s.body.take()
+	if text == nil {
+		return nil, errNoRoom
+	}
+	return &sending{s.body, text, nil}, nil
+}
+
+// holdFor returns the time for which a refusal asks.
+func (s *sender) holdFor(*http.Response) time.Duration {
+	if s.last.captured == nil {
+		return 0 // If it was too long to be captured, the line is held already.
+	}
+	return s.last.pause
 }
 
 // suspendWriteTimeout keeps the time in line before the second attempt from using up the server's WriteTimeout, as the
