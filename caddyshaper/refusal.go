@@ -1,8 +1,6 @@
 package caddyshaper
 
 import (
-	"context"
-	"errors"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -192,24 +190,11 @@ func (a *answered) Write(p []byte) (int, error) {
 
 // reasonOf returns in one word why a request was not admitted.
 func reasonOf(err error) string {
-	rejected, ok := errors.AsType[*shaper.RejectError](err)
-	if !ok {
-		if errors.Is(err, context.DeadlineExceeded) {
-			return "deadline"
-		}
-		return "failed"
-	}
-	switch reason := rejected.Reason; {
-	case errors.Is(reason, shaper.ErrQueueFull):
+	switch word := shaper.Reason(err); word {
+	case "blocked", "no-line":
 		return "queue-full"
-	case errors.Is(reason, shaper.ErrTooLate):
-		return "too-late"
-	case errors.Is(reason, shaper.ErrTooCostly):
-		return "too-costly"
-	case errors.Is(reason, shaper.ErrUnavailable):
-		return "unavailable"
-	case errors.Is(reason, shaper.ErrClosed):
-		return "closed"
+	case "queue-full", "too-late", "too-costly", "unavailable", "closed", "deadline":
+		return word
 	}
-	return "refused"
+	return "failed"
 }

@@ -63,33 +63,38 @@ func refused(ctx context.Context, err error, spread time.Duration) error {
 	return r
 }
 
+// A said is the code and the message of a call that a Limiter has not admitted.
+type said struct {
+	code    codes.Code
+	message string
+}
+
+// saidOf has them for each reason that is not the end of a context.
+var saidOf = map[string]said{
+	"negative-cost": {codes.Internal, "the cost of the call could not be determined"},
+	"blocked":       {codes.ResourceExhausted, "calls are refused for a time, because too many have come"},
+	"no-line":       {codes.ResourceExhausted, "more calls have come than the limit allows"},
+	"queue-full":    {codes.ResourceExhausted, "too many calls are waiting already"},
+	"too-late":      {codes.ResourceExhausted, "the call would have to wait too long"},
+	"too-costly":    {codes.ResourceExhausted, "the call costs more than can ever fit: trying again does not help"},
+	"unavailable":   {codes.Unavailable, "the shared rate limit cannot be asked now"},
+	"closed":        {codes.Unavailable, "no more calls are taken"},
+}
+
 // answerTo returns the code and the message of a call that a Limiter has not admitted. It
 // looks for refusals first, because a refusal of a call that would have missed its deadline
 // is [context.DeadlineExceeded] too.
 func answerTo(ctx context.Context, err error) (codes.Code, string) {
 	_, ownFault := errors.AsType[*ownFault](err)
-	_, rejected := errors.AsType[*shaper.RejectError](err)
+	refusal, rejected := errors.AsType[*shaper.RejectError](err)
+	known, ok := saidOf[shaper.Reason(err)]
 	switch {
 	case ownFault:
 		return codes.Internal, "the limits of the call could not be determined"
-	case errors.Is(err, shaper.ErrNegativeCost):
-		return codes.Internal, "the cost of the call could not be determined"
-	case rejected && errors.Is(err, context.DeadlineExceeded):
+	case rejected && refusal.Timeout(): // It is no timeout if a Bucket did not answer in time.
 		return codes.DeadlineExceeded, "the call would have to wait beyond its deadline"
-	case errors.Is(err, shaper.ErrBlocked):
-		return codes.ResourceExhausted, "calls are refused for a time, because too many have come"
-	case errors.Is(err, shaper.ErrNoLine):
-		return codes.ResourceExhausted, "more calls have come than the limit allows"
-	case errors.Is(err, shaper.ErrQueueFull):
-		return codes.ResourceExhausted, "too many calls are waiting already"
-	case errors.Is(err, shaper.ErrTooLate):
-		return codes.ResourceExhausted, "the call would have to wait too long"
-	case errors.Is(err, shaper.ErrTooCostly):
-		return codes.ResourceExhausted, "the call costs more than can ever fit: trying again does not help"
-	case errors.Is(err, shaper.ErrUnavailable):
-		return codes.Unavailable, "the shared rate limit cannot be asked now"
-	case errors.Is(err, shaper.ErrClosed):
-		return codes.Unavailable, "no more calls are taken"
+	case ok:
+		return known.code, known.message
 	case ctx.Err() == context.Canceled:
 		return codes.Canceled, "the call was cancelled while it waited"
 	case ctx.Err() != nil:
@@ -112,7 +117,7 @@ func pushback(err error) metadata.MD {
 	case r.retryAfter > 0:
 		ms := min((r.retryAfter-1)/time.Millisecond+1, math.MaxInt32) // gRFC A6 has 32 bits, which are 24 days.
 		return metadata.Pairs(trailer, strconv.FormatInt(int64(ms), 10))
-	case errors.Is(err, shaper.ErrTooCostly):
+	case shaper.Reason(err) == "too-costly":
 		return metadata.Pairs(trailer, "-1")
 	}
 	return nil

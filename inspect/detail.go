@@ -3,7 +3,6 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -102,17 +101,11 @@ const (
 
 // reasonName returns the name of the reason of a refusal; "" if the error is no refusal.
 func reasonName(reason error) string {
-	switch {
-	case errors.Is(reason, shaper.ErrQueueFull):
+	switch word := shaper.Reason(reason); word {
+	case "blocked", "no-line", "queue-full":
 		return queueFull
-	case errors.Is(reason, shaper.ErrTooLate):
-		return tooLate
-	case errors.Is(reason, shaper.ErrTooCostly):
-		return tooCostly
-	case errors.Is(reason, shaper.ErrClosed):
-		return closed
-	case errors.Is(reason, shaper.ErrUnavailable):
-		return unavailable
+	case "too-late", "too-costly", "closed", "unavailable":
+		return strings.ReplaceAll(word, "-", "_")
 	}
 	return ""
 }

@@ -2,7 +2,6 @@ package otelshaper
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -182,25 +181,18 @@ var resultWords = [results]string{
 
 func (r result) String() string { return resultWords[r] }
 
+// resultOfReason has the result for each reason; otherError is for any other.
+var resultOfReason = map[string]result{
+	"blocked": queueFull, "no-line": queueFull, "queue-full": queueFull, "too-late": tooLate, "too-costly": tooCostly,
+	"closed": closed, "unavailable": unavailable,
+}
+
 // resultOf returns the result of a request that was refused with err. A refusal is never wrapped.
 // What is wrapped is the reason why a Group has no key or no limits for a request, even if that is
 // another shaper's refusal, or the end of a context.
 func resultOf(err error) result {
-	refused, ok := err.(*shaper.RejectError)
-	if !ok {
-		return otherError
-	}
-	switch reason := refused.Reason; {
-	case errors.Is(reason, shaper.ErrQueueFull):
-		return queueFull
-	case errors.Is(reason, shaper.ErrTooLate):
-		return tooLate
-	case errors.Is(reason, shaper.ErrTooCostly):
-		return tooCostly
-	case errors.Is(reason, shaper.ErrClosed):
-		return closed
-	case errors.Is(reason, shaper.ErrUnavailable):
-		return unavailable
+	if known, ok := resultOfReason[shaper.Reason(err)]; ok {
+		return known
 	}
 	return otherError
 }

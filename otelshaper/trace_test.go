@@ -139,11 +139,14 @@ func TestASpanTellsWhatADryRunWouldHaveDone(t *testing.T) {
 func TestEachReasonHasItsWord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(t)
+		full := &shaper.RejectError{Reason: shaper.ErrQueueFull}
+		noLimits := made.GroupBy(t, func(string) (shaper.Limits, error) { return shaper.Limits{}, full }).Wait(t.Context(), "key")
+		require.ErrorIs(t, noLimits, shaper.ErrQueueFull)
 		for want, err := range map[string]error{
-			"queue_full": &shaper.RejectError{Reason: shaper.ErrQueueFull}, "too_late": &shaper.RejectError{Reason: shaper.ErrTooLate},
+			"queue_full": full, "too_late": &shaper.RejectError{Reason: shaper.ErrTooLate},
 			"too_costly": &shaper.RejectError{Reason: shaper.ErrTooCostly}, "closed": &shaper.RejectError{Reason: shaper.ErrClosed},
 			// The error of an outage may say more than ErrUnavailable.
-			"unavailable": &shaper.RejectError{Reason: fmt.Errorf("%w: too slow", shaper.ErrUnavailable)}, "no_limits": fmt.Errorf("limits: %w", &shaper.RejectError{Reason: shaper.ErrQueueFull}),
+			"unavailable": &shaper.RejectError{Reason: fmt.Errorf("%w: too slow", shaper.ErrUnavailable)}, "no_limits": noLimits,
 		} {
 			tracer, recorder := newTracer(t)
 			ctx, span := tracer.Start(t.Context(), "call")

@@ -2,7 +2,6 @@ package shaper
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 )
@@ -98,21 +97,14 @@ func (v Verdict) String() string {
 
 // reason returns why the request would have been refused, in one word.
 func (v Verdict) reason() string {
-	if _, ok := errors.AsType[*keyError](v.Err); ok {
-		return "no-key"
-	}
-	switch {
-	case isOwnFault(v.Err): // Even if the limits function's error wraps one of those below.
-	case errors.Is(v.Err, ErrQueueFull):
+	switch word := Reason(v.Err); word {
+	case "blocked", "no-line":
 		return "queue-full"
-	case errors.Is(v.Err, ErrTooLate):
-		return "too-late"
-	case errors.Is(v.Err, ErrTooCostly):
-		return "too-costly"
-	case errors.Is(v.Err, ErrClosed):
-		return "closed"
+	case "":
+		return "no-limits"
+	default:
+		return word
 	}
-	return "no-limits"
 }
 
 // harsher reports whether v would have been worse for the request than w.

@@ -111,6 +111,53 @@ func isOwnFault(err error) bool {
 	return ok
 }
 
+// Reason returns why a request was not admitted, in the finest word that says it:
+//
+//   - "no-key", "no-limits": the key function or the limits function has failed, whatever its error wraps;
+//   - "blocked" ([ErrBlocked]), "no-line" ([ErrNoLine]), and otherwise "queue-full" ([ErrQueueFull]);
+//   - "too-late", "too-costly", "closed", "unavailable": the other reasons of a [RejectError];
+//   - "no-body" ([ErrBody]), "negative-cost" ([ErrNegativeCost]);
+//   - "gone" ([context.Canceled]), "deadline" ([context.DeadlineExceeded]), if it is no refusal;
+//   - "": err is nil or something else.
+//
+// The counts of [Stats] and metrics have "blocked" and "no-line" among "queue-full".
+func Reason(err error) string {
+	if err == nil {
+		return ""
+	}
+	if isOwnFault(err) {
+		if _, ok := errors.AsType[*keyError](err); ok {
+			return "no-key"
+		}
+		return "no-limits"
+	}
+	if refusal, ok := errors.AsType[*RejectError](err); ok {
+		switch refusal.also {
+		case byBlock:
+			return "blocked"
+		case withoutLine:
+			return "no-line"
+		}
+		err = refusal.Reason // It may be more, such as the error of a Bucket that it tells.
+	}
+	for _, known := range reasonWords {
+		if errors.Is(err, known.error) {
+			return known.word
+		}
+	}
+	return ""
+}
+
+// reasonWords has the word of each error, the finer one first. If an error is several, a refusal counts.
+var reasonWords = []struct {
+	error error
+	word  string
+}{
+	{ErrBlocked, "blocked"}, {ErrNoLine, "no-line"}, {ErrQueueFull, "queue-full"}, {ErrTooLate, "too-late"},
+	{ErrTooCostly, "too-costly"}, {ErrUnavailable, "unavailable"}, {ErrClosed, "closed"}, {ErrBody, "no-body"},
+	{ErrNegativeCost, "negative-cost"}, {context.Canceled, "gone"}, {context.DeadlineExceeded, "deadline"},
+}
+
 // A RejectError is returned for a request that is refused. It says why, and when the
 // same request would be admitted.
 type RejectError struct {

@@ -269,9 +269,15 @@ var (
 	problemOther       = httpin.NewProblem(http.StatusServiceUnavailable, "The request could not be admitted.")
 )
 
-// responseTo returns the response to an error. It looks for refusals first, because a
-// refusal of a request that would have missed its context's deadline is
-// [context.DeadlineExceeded] too.
+// problems has the problem for each [Reason]; problemOther is for any other.
+var problems = map[string]*httpin.Problem{
+	"no-key": problemOwnFault, "no-limits": problemOwnFault, "negative-cost": problemCost,
+	"blocked": problemBlocked, "no-line": problemNoLine, "queue-full": problemQueueFull, "too-late": problemTooLate,
+	"too-costly": problemTooCostly, "unavailable": problemUnavailable, "closed": problemClosed,
+	"no-body": problemBody, "gone": problemGone, "deadline": problemDeadline,
+}
+
+// responseTo returns the response to an error.
 func responseTo(err error) httpin.Response {
 	retryAfter := int64(1)
 	if refusal, ok := errors.AsType[*RejectError](err); ok {
@@ -280,34 +286,14 @@ func responseTo(err error) httpin.Response {
 			return httpin.Response{Problem: problemFull(refusal.also), RetryAfter: retryAfter} // Most refusals are spared the rest.
 		}
 	}
-	switch {
-	case isOwnFault(err):
-		return httpin.Response{Problem: problemOwnFault, RetryAfter: 0}
-	case errors.Is(err, ErrBlocked):
-		return httpin.Response{Problem: problemBlocked, RetryAfter: retryAfter}
-	case errors.Is(err, ErrNoLine):
-		return httpin.Response{Problem: problemNoLine, RetryAfter: retryAfter}
-	case errors.Is(err, ErrQueueFull):
-		return httpin.Response{Problem: problemQueueFull, RetryAfter: retryAfter}
-	case errors.Is(err, ErrTooLate):
-		return httpin.Response{Problem: problemTooLate, RetryAfter: retryAfter}
-	case errors.Is(err, ErrTooCostly):
-		return httpin.Response{Problem: problemTooCostly, RetryAfter: 0}
-	case errors.Is(err, ErrUnavailable):
-		return httpin.Response{Problem: problemUnavailable, RetryAfter: retryAfter}
-	case errors.Is(err, ErrClosed):
-		return httpin.Response{Problem: problemClosed, RetryAfter: retryAfter}
-	case errors.Is(err, ErrBody):
-		return httpin.Response{Problem: problemBody, RetryAfter: 0}
-	case errors.Is(err, ErrNegativeCost):
-		return httpin.Response{Problem: problemCost, RetryAfter: 0}
-	case errors.Is(err, context.Canceled):
-		return httpin.Response{Problem: problemGone, RetryAfter: 0}
-	case errors.Is(err, context.DeadlineExceeded):
-		return httpin.Response{Problem: problemDeadline, RetryAfter: retryAfter}
-	default:
-		return httpin.Response{Problem: problemOther, RetryAfter: retryAfter}
+	problem := problems[Reason(err)]
+	switch problem {
+	case nil:
+		problem = problemOther
+	case problemOwnFault, problemCost, problemTooCostly, problemBody, problemGone:
+		retryAfter = 0 // Trying again does not help.
 	}
+	return httpin.Response{Problem: problem, RetryAfter: retryAfter}
 }
 
 // problemFull returns the problem of an [ErrQueueFull] that is also something else.
