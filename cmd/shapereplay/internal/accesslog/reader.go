@@ -16,9 +16,10 @@
 //
 // Collectors of logs write a head before each line: syslog (RFC 3164 and 5424), journald,
 // docker compose, Kubernetes (CRI), kubectl logs --prefix, and the times of docker logs -t
-// and kubectl logs --timestamps. Loggers of programs do, too: Go's log and Python's logging. If most of the first lines of a file have a head, or several,
-// with a request behind it, it is skipped in all lines of the file, and
-// [Stats.Heads] names it. A line without it is broken.
+// and kubectl logs --timestamps. Loggers of programs do, too: Go's log and Python's
+// logging. If most of the first lines of a file have a head, or several, with a request
+// behind it, it is skipped in all lines of the file, and [Stats.Heads] names it. A line
+// without it is broken.
 //
 // # NULs
 //
