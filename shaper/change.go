@@ -103,11 +103,7 @@ func (s *Shaper) Hold(d time.Duration) {
 func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
 	d.markDirtyLocked(f)
 	if span > 0 {
-		r := f.bucket.coldOrNew()
-		r.hold = exact.Later(r.hold, exact.At(exact.Sum(now, int64(min(span, horizon)))))
-		if f.line != nil {
-			f.line.refuseBeforeLocked(d, now, r.hold.Ceil())
-		}
+		d.holdUntilLocked(f, now, exact.Sum(now, int64(min(span, horizon))))
 		return
 	}
 	if hold := f.bucket.coldOrNone().hold; hold.Whole() > now {
@@ -116,6 +112,15 @@ func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
 		f.bucket.cold.hold = exact.Nanos{}
 	}
 	d.advanceLocked(now, headFirst)
+}
+
+// holdUntilLocked lets no request of a flow leave before an instant.
+func (d *dispatcher) holdUntilLocked(f *flow, now, until int64) {
+	c := f.bucket.coldOrNew()
+	c.hold = exact.Later(c.hold, exact.At(until))
+	if f.line != nil {
+		f.line.refuseBeforeLocked(d, now, c.hold.Ceil())
+	}
 }
 
 // changeLocked puts other limits in force for a flow.

@@ -91,7 +91,9 @@ func (b *bounds) add(w *waiter, at int64, inLine int32) {
 	if n := len(b.list) - b.first + len(b.heap); n > 2*int(inLine)+64 {
 		b.compact()
 	}
-	b.number++
+	if b.number++; uint16(b.number) == 0 {
+		b.number++ // A waiter of number 0 has no bound.
+	}
 	w.boundNo = uint16(b.number)
 	added := bound{at, w.at, b.number, w}
 	switch {
@@ -287,6 +289,9 @@ func (r *request) rejectOverdueLocked(d *dispatcher, f *flow) rejection {
 	next := v.expected(timeUntil(v.leavesAfter(v.bucketInstants, 0, r.cost), now))
 	if f.waiting() > 0 {
 		next = v.leavesIn(now, v.placeOf(f.line, 1))
+	}
+	if lv := f.level(); lv != nil && lv.refusesAll(now) {
+		next = max(next, lv.waitedTooLong(now).retryAfter)
 	}
 	return rejection{reason: refusedLate, retryAfter: max(after, next, 1), also: waitedTooLong}
 }

@@ -498,7 +498,7 @@ func (p *waiterPool) take(n, now int64) *waiter {
 		p.head, w.next = w.next, nil
 		p.len--
 	}
-	w.state, w.cost, w.at, w.traits = queued, n, now, 0
+	w.state, w.cost, w.at, w.traits, w.boundNo = queued, n, now, 0, 0
 	return w
 }
 

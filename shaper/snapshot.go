@@ -201,8 +201,7 @@ func (r *restoredLevel) restore(d *dispatcher, f *flow, now int64) {
 	}
 	f.bucket.restore(r)
 	if remaining := r.held - r.age; remaining > 0 {
-		c := f.bucket.coldOrNew()
-		c.hold = exact.Later(c.hold, exact.At(exact.Sum(r.now, remaining)))
+		d.holdUntilLocked(f, now, exact.Sum(r.now, remaining))
 	}
 	if remaining := r.blocked - r.age; remaining > 0 && !f.bucket.interval.IsZero() && d.gate != nil {
 		d.gate.keepOut(f, exact.Sum(r.now, remaining))
