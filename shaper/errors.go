@@ -57,7 +57,7 @@ var (
 )
 
 // errWaitedTooLong is for a request that was in line until its bound ([WithLineTimeout]).
-var errWaitedTooLong = errors.New("shaper: the request has waited too long")
+var errWaitedTooLong = errors.New("the request has waited too long")
 
 // A reason is why a request is refused, as an index of the counters.
 type reason uint8
@@ -196,7 +196,7 @@ var (
 	missedDeadline = &alsoError{error: context.DeadlineExceeded} // for a request that would have missed its context's deadline
 	withoutLine    = &alsoError{error: ErrNoLine}
 	byBlock        = &alsoError{error: ErrBlocked}
-	waitedTooLong  = &alsoError{error: errWaitedTooLong}
+	waitedTooLong  = &alsoError{errWaitedTooLong, true}
 )
 
 // Error returns the reason and, if trying again helps, after how long to do so.

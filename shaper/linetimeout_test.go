@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -57,6 +58,27 @@ func TestNoWaitIsLongerThanItsBound(t *testing.T) {
 			g.Hold(0) // It brings nobody back.
 			g.at(time.Minute)
 		}, []string{"0s a left", "90ms b late, retry 910.000001ms", "100ms c left"}},
+		{"a hold of a snapshot", "10/s depth 9", []shaper.Option{second}, func(g *stage) {
+			g.arriveAll("a", "b")
+			require.NoError(g.t, g.Restore([]byte(`{"version":1,"of":"shaper","taken":"2000-01-01T00:00:00Z","held_ns":60000000000}`)))
+			g.at(time.Minute)
+		}, []string{"0s a left", "0s b late, retry 1m0s"}},
+		{"a request without a bound that stands where one with a bound has stood", "1/s depth 9 wait 5s", []shaper.Option{shaper.WithLineTimeout(0)}, func(g *stage) {
+			g.arriveAll("a", "b", "c")
+			g.cancel("c")
+			slower(g, "1/s depth 9")
+			g.arriveAll("d") // In the same instant, and by the waiter of c.
+			slower(g, "1/h depth 9")
+			g.at(2 * time.Hour)
+		}, []string{"0s a left", "0s c cancelled", "5s b late, retry 59m55s", "1h0m0s d left"}},
+		{"a seat that does not come", "1/s depth 9 inflight 1", []shaper.Option{second}, func(g *stage) {
+			g.acquire("a", 1)
+			g.at(9 * time.Second)
+			g.release("a") // From now on a seat is expected in 9 s.
+			g.acquire("b", 1)
+			g.acquire("c", 1)
+			g.at(time.Minute)
+		}, []string{"0s a left", "9s b left", "10s c late, retry 9s"}},
 		{"a place that a bound frees is there for who comes at that instant", "1/min depth 1", []shaper.Option{second}, func(g *stage) {
 			g.arriveAll("a")
 			slower(g, "1/s depth 1")
@@ -111,11 +133,30 @@ func TestALineTimeoutOutOfRangeMakesNoShaper(t *testing.T) {
 	}
 }
 
+// A caller can tell it from one that has not waited, and is told when to come back.
+func TestWhoHasWaitedTooLongIsAnsweredSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 1, Depth: 9}, shaper.WithLineTimeout(1500*ms))
+		require.NoError(t, err)
+		require.NoError(t, s.Wait(context.Background()))
+		w := httptest.NewRecorder()
+		go shaper.Middleware(s)(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		synctest.Wait()
+		s.Hold(2200 * ms)
+		synctest.Wait()
+		require.Equal(t, []string{"429", "3"}, []string{strconv.Itoa(w.Code), w.Header().Get("Retry-After")})
+		require.Contains(t, w.Body.String(), `"The request has waited too long."`)
+	})
+}
+
 // It is counted, and told to the hook, as any refusal is, of a key, too.
 func TestARequestThatHasWaitedTooLongIsCountedAndTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
 		var told []string
 		hooks := shaper.WithTrace(&shaper.Trace{Refused: func(_ context.Context, e shaper.Event) {
+			mu.Lock()
+			defer mu.Unlock()
 			told = append(told, fmt.Sprint(e.Key, " ", e.Waited, " ", e.Waiting, " ", e.Err))
 		}})
 		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil },
@@ -130,8 +171,9 @@ func TestARequestThatHasWaitedTooLongIsCountedAndTold(t *testing.T) {
 		time.Sleep(100 * ms)
 		g.Hold("k", time.Minute)
 		synctest.Wait()
-		require.Equal(t, []string{
-			"k 100ms 1 shaper: would leave too late (retry after 1m0s)", "k 100ms 0 shaper: would leave too late (retry after 1m0s)",
+		require.ElementsMatch(t, []string{ // They wake in any order.
+			"k 100ms 1 shaper: would leave too late: the request has waited too long (retry after 1m0s)",
+			"k 100ms 0 shaper: would leave too late: the request has waited too long (retry after 1m0s)",
 		}, told)
 		st, _ := g.StatsOf("k")
 		require.Equal(t, []uint64{2, 2, 1}, []uint64{st.TooLate, st.Refused, st.Departed})

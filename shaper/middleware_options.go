@@ -260,6 +260,7 @@ var (
 	problemNoLine      = httpin.NewProblem(http.StatusTooManyRequests, "More requests have come than the limit allows.")
 	problemBlocked     = httpin.NewProblem(http.StatusTooManyRequests, "Requests are refused for a time, because too many have come.")
 	problemTooLate     = httpin.NewProblem(http.StatusTooManyRequests, "The request would have to wait too long.")
+	problemWaited      = httpin.NewProblem(http.StatusTooManyRequests, "The request has waited too long.")
 	problemTooCostly   = httpin.NewProblem(http.StatusTooManyRequests, "The request costs more than can ever fit. Trying again does not help.")
 	problemUnavailable = httpin.NewProblem(http.StatusServiceUnavailable, "The server can't tell now whether the request may be served.")
 	problemClosed      = httpin.NewProblem(http.StatusServiceUnavailable, "The server takes no more requests.")
@@ -290,6 +291,10 @@ func responseTo(err error) httpin.Response {
 	switch problem {
 	case nil:
 		problem = problemOther
+	case problemTooLate:
+		if errors.Is(err, errWaitedTooLong) {
+			problem = problemWaited
+		}
 	case problemOwnFault, problemCost, problemTooCostly, problemBody, problemGone:
 		retryAfter = 0 // Trying again does not help.
 	}
