@@ -369,6 +369,19 @@ func TestAnAnswerAtTheOldRateKeepsItsSlots(t *testing.T) {
 	}
 }
 
+// What was leased stays due when it was, however often the rate changes.
+func TestUnitsKeepTheirSlotsOverEachChangeOfTheRate(t *testing.T) {
+	p := newProcess(new(shared.BucketLevel), perMilli)
+	require.True(t, p.take(4))
+	first := p.SlotFor(1)
+	for version := range int64(3) {
+		p.ChangeRate(shared.BucketRate{Version: version + 1, Micros: 5000 * (version + 1), Parts: 1000, Burst: 1}, p.now)
+	}
+	p.now = first
+	require.Positive(t, p.leave(1))
+	require.InDelta(t, ms, p.SlotFor(1)-first, 1000, "a unit of the first rate takes a millisecond, and clocks may drift")
+}
+
 // A Bucket that breaks its contract must not make requests leave, or wait for ever.
 func TestAnswersThatMakeNoSenseAreErrors(t *testing.T) {
 	question := shared.Take{Key: "key", Cost: 1, First: 1, Rate: perMilli}
