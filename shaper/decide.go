@@ -233,8 +233,8 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 			d.watcher.newHead(ln, now)
 		}
 	}
-	if at := r.boundOf(f.bucket.plan, now); at < exact.Forever {
-		f.addBound(w, at)
+	if f.bucket.inLine > 0 || r.claim() != nil {
+		f.addBound(w, r.boundOf(f.bucket.plan, now))
 	}
 	d.waiting++
 	d.markDirtyLocked(f)

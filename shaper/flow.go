@@ -147,9 +147,12 @@ func (f *flow) seatsTaken() int { return int(f.lineOrNone().seatsTaken) }
 // nextInLine returns the instant at which something is to happen in the line, in which a request
 // waits.
 func (f *flow) nextInLine() int64 {
-	at := min(f.headMayLeave(), f.nextBound())
-	if lv := f.level(); lv != nil {
-		at = min(at, lv.nextBound())
+	at := f.headMayLeave()
+	if r := f.bucket.coldOrNone().rare; r != nil {
+		at = min(at, f.nextBound())
+		if r.level != nil {
+			at = min(at, r.level.nextBound())
+		}
 	}
 	return at
 }

@@ -213,6 +213,9 @@ func (r *request) boundOf(p *plan, now int64) int64 {
 
 // addBound notes the bound of a waiter that has just entered the line.
 func (f *flow) addBound(w *waiter, at int64) {
+	if at == exact.Forever {
+		return
+	}
 	rare := f.bucket.rareOrNew()
 	if rare.bounds == nil {
 		rare.bounds = new(bounds)
