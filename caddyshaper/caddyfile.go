@@ -57,6 +57,7 @@ import (
 //		rate_version <number>
 //		state        <file>
 //		max_keys     <number>
+//		line_timeout <duration> | off
 //		block        <duration>
 //		coarse_timer
 //		ratelimit_headers
@@ -161,6 +162,7 @@ var subdirectives = map[string]subdirective{
 	"rate_version":        one(readRateVersion),
 	"state":               text(func(s *Shape) *string { return &s.State }),
 	"max_keys":            number(func(s *Shape) *int { return &s.MaxKeys }),
+	"line_timeout":        one(readLineTimeout),
 	"block":               duration(func(s *Shape) *caddy.Duration { return &s.Block }),
 	"coarse_timer":        flag(func(s *Shape) *bool { return &s.CoarseTimer }),
 	"ratelimit_headers":   flag(func(s *Shape) *bool { return &s.RateLimitHeaders }),
@@ -278,6 +280,27 @@ func readPatience(s *Shape, option string, args []string) error {
 		return err
 	}
 	return checkPatience(time.Duration(*s.Patience))
+}
+
+// noLineTimeout is for lines in which a wait has no bound.
+const noLineTimeout = -1
+
+func readLineTimeout(s *Shape, arg string) error {
+	s.LineTimeout = arg
+	_, err := parseLineTimeout(arg)
+	return err
+}
+
+// parseLineTimeout returns the argument of [shaper.WithLineTimeout], or noLineTimeout.
+func parseLineTimeout(text string) (time.Duration, error) {
+	if text == "off" {
+		return noLineTimeout, nil
+	}
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d <= 0 || d > 365*24*time.Hour {
+		return 0, errors.New("be off, or a duration above 0 and up to 365 days, such as 30s")
+	}
+	return d, nil
 }
 
 func readRateVersion(s *Shape, arg string) (err error) {

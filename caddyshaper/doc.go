@@ -105,8 +105,8 @@
 // for limits, rules, candidate, site, state and all settings of keys and responses. If the limits of
 // a key get or lose an inflight, the key keeps its limits until its line is empty.
 //
-// Fair queueing or not, store, fallback, patience, cold_guard, rate_version, max_keys, block,
-// coarse_timer, dry_run, and the name can't change for lines in use. After a reload that changes
+// Fair queueing or not, store, fallback, patience, cold_guard, rate_version, max_keys, line_timeout,
+// block, coarse_timer, dry_run, and the name can't change for lines in use. After a reload that changes
 // them, requests go to new lines, which take over the levels of the old ones if the name is the same.
 // Levels are not taken over between a line with fair queueing and lines without it. Requests that
 // wait in the old lines leave at the old rate, beside the new ones.

@@ -126,7 +126,11 @@ func (l *limiters) beginTrial(set *settings) error {
 	if l.trial.Load() != nil || l.key.fixed.dryRun || !set.tries() {
 		return nil
 	}
-	trial, err := shaper.NewGroup(l.candidateOf, shaper.WithName(l.name+candidateSource), shaper.WithMaxKeys(l.key.fixed.maxKeys), shaper.WithDryRun())
+	opts := []shaper.GroupOption{shaper.WithName(l.name + candidateSource), shaper.WithMaxKeys(l.key.fixed.maxKeys), shaper.WithDryRun()}
+	if timeout := l.key.fixed.lineTimeout; timeout != noLineTimeout {
+		opts = append(opts, shaper.WithLineTimeout(timeout))
+	}
+	trial, err := shaper.NewGroup(l.candidateOf, opts...)
 	if err == nil {
 		l.trial.Store(trial)
 	}
@@ -154,6 +158,9 @@ func (l *limiters) options(name string) []shaper.Option {
 	}
 	if f.dryRun {
 		opts = append(opts, shaper.WithDryRun())
+	}
+	if f.lineTimeout != noLineTimeout {
+		opts = append(opts, shaper.WithLineTimeout(f.lineTimeout))
 	}
 	if l.store != nil {
 		opts = append(opts, shaper.WithFallback(f.fallback), shaper.WithPatience(f.patience), shaper.WithColdGuard(f.coldGuard))

@@ -47,6 +47,8 @@ type fixed struct {
 	patience  time.Duration // 0: without end
 	coldGuard time.Duration
 	version   int64
+
+	lineTimeout time.Duration // 0: the wait of the limits; noLineTimeout
 }
 
 const defaultName = "shape"
@@ -134,6 +136,12 @@ func readFixed(s *Shape, set *settings) error {
 		return fmt.Errorf("block: %v, must be from 0 to 365 days", time.Duration(s.Block))
 	}
 	set.fixed = fixed{maxKeys: s.MaxKeys, block: time.Duration(s.Block), coarse: s.CoarseTimer, dryRun: s.DryRun}
+	if s.LineTimeout != "" {
+		var err error
+		if set.fixed.lineTimeout, err = parseLineTimeout(s.LineTimeout); err != nil {
+			return fmt.Errorf("line_timeout: %q, must %w", s.LineTimeout, err)
+		}
+	}
 	if s.MaxKeys == 0 {
 		set.fixed.maxKeys = shaper.DefaultMaxKeys
 	}

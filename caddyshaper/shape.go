@@ -120,6 +120,10 @@ type Shape struct {
 	// MaxKeys is how many keys may have a line of their own; 0 means 100,000.
 	MaxKeys int `json:"max_keys,omitempty"`
 
+	// LineTimeout is for how long a request may be in line, whatever was predicted when it came
+	// ([shaper.WithLineTimeout]): a duration, or off. Without it that is the wait of its limits.
+	LineTimeout string `json:"line_timeout,omitempty"`
+
 	// Block is for how long a key that was refused is refused again.
 	Block caddy.Duration `json:"block,omitempty"`
 
