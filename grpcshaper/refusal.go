@@ -75,7 +75,7 @@ var saidOf = map[string]said{
 	"blocked":       {codes.ResourceExhausted, "calls are refused for a time, because too many have come"},
 	"no-line":       {codes.ResourceExhausted, "more calls have come than the limit allows"},
 	"queue-full":    {codes.ResourceExhausted, "too many calls are waiting already"},
-	"too-late":      {codes.ResourceExhausted, "the call would have to wait too long"},
+	"too-late":      {codes.ResourceExhausted, "the call would have to wait too long, or has waited too long"},
 	"too-costly":    {codes.ResourceExhausted, "the call costs more than can ever fit: trying again does not help"},
 	"unavailable":   {codes.Unavailable, "the shared rate limit cannot be asked now"},
 	"closed":        {codes.Unavailable, "no more calls are taken"},

@@ -124,7 +124,7 @@
 //     until the last of its buckets is drained, and at most a second longer.
 //  9. End. Close refuses all waiting requests and returns when the ticker goroutine
 //     has ended. With a [Bucket] it first tries to give back the leased slots. Shutdown admits no more
-//     requests, lets the line leave at its rate, and then closes. If its context ends first, Shutdown returns
+//     requests, lets the line leave at its rate, and then closes; sooner if bounds come ([WithLineTimeout]). If its context ends first, Shutdown returns
 //     that error while the line goes on leaving; only [Shaper.Close] stops it then. With an empty line
 //     Shutdown returns nil even if its context is done, and so does a Shutdown that is waiting when Close is
 //     called. Both can be called many times, at once, and from anywhere, hooks included. On a closed Shaper

@@ -112,7 +112,8 @@ type Transport struct {
 	// method like [Shaper.Hold], only this request waits for the time that the refusal asks for. It
 	// was admitted already, so it enters the line of a [Shaper], or of a key of a [Group]
 	// ([Group.Limiter]), at the head: ahead of all newcomers, and behind retries that came back
-	// earlier. [Limits.Depth] and [Limits.MaxWait] do not apply to it. During a [Shaper.Shutdown] it
+	// earlier. [Limits.Depth] and [Limits.MaxWait] do not apply to it. With [WithLineTimeout]
+	// it has the bound of the request that was first sent, in each line of a [Chain], too. During a [Shaper.Shutdown] it
 	// is refused only once the line is empty, and during a [Group.Shutdown] once the lines of all
 	// keys are. In a [Chain] this holds for each of its Limiters. For any other Limiter, even one
 	// that embeds a *Shaper, the retry is a newcomer.
