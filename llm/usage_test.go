@@ -92,6 +92,8 @@ func TestUsageOfBodiesAndEvents(t *testing.T) {
 			llm.Usage{Input: 45, CacheRead: 60, Output: 50}, true,
 		},
 		{"thoughts alone", llm.Gemini, `{"usageMetadata":{"promptTokenCount":100,"thoughtsTokenCount":30,"totalTokenCount":130}}`, llm.Usage{Input: 100, Output: 30}, true},
+		{"a total that is the prompt", llm.Gemini, `{"usageMetadata":{"promptTokenCount":20,"totalTokenCount":20}}`, llm.Usage{Input: 20}, true},
+		{"a total below the prompt", llm.Gemini, `{"usageMetadata":{"promptTokenCount":20,"totalTokenCount":19}}`, llm.Usage{Input: 20}, true},
 		{"no prompt", llm.Gemini, `{"usageMetadata":{"candidatesTokenCount":20,"totalTokenCount":120}}`, llm.Usage{}, false},
 		{"no answer", llm.Gemini, `{"usageMetadata":{"promptTokenCount":20}}`, llm.Usage{}, false},
 		{"no usage", llm.Gemini, `{"candidates":[]}`, llm.Usage{}, false},
