@@ -3,10 +3,8 @@ package caddyshaper
 import (
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -23,33 +21,32 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	c := callOf(r)
 	c.times.resume()
 	c.tell(reasonOf(err))
-	a := answered{header: http.Header{}}
-	s.writeError(&a, r, err)
-	if a.status >= 500 {
-		s.failures.note(a.status, s.lines.redact(err))
-	}
-	h := w.Header()
-	if s.gateway == nil { // else the gateway has done it, as the body may say the time too
-		s.spread(a.header, h)
+	status, fields := s.answer(r, err)
+	if status >= 500 {
+		s.failures.note(status, s.lines.redact(err))
 	}
 	if len(s.errors) > 0 {
-		if failed := caddyhttp.Error(a.status, err); s.errors.match(r, failed) {
-			for _, field := range [...]string{"Cache-Control", "Retry-After", "Retry-After-Ms"} {
-				if value := a.header.Get(field); value != "" {
-					h.Set(field, value)
-				}
-			}
+		if failed := caddyhttp.Error(status, err); s.errors.match(r, failed) {
+			maps.Copy(w.Header(), fields)
 			c.err = failed
 			return
 		}
 	}
-	// An outer handler may have set these for the body of another response.
-	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
-		h.Del(field)
+	s.writeError(w, r, err)
+}
+
+// answer returns the status of the response to a request that was not admitted, and the fields that its client needs whoever responds.
+func (s *Shape) answer(r *http.Request, err error) (status int, fields http.Header) {
+	fields = http.Header{}
+	if s.gateway != nil {
+		return s.gateway.WriteRetryAfter(fields, r, err), fields
 	}
-	maps.Copy(h, a.header)
-	w.WriteHeader(a.status)
-	_, _ = w.Write(a.body) // An error means that the client has gone.
+	a := shaper.AnswerTo(r, err)
+	fields.Set("Cache-Control", "no-store")
+	if a.RetryAfter > 0 {
+		fields.Set("Retry-After", strconv.Itoa(int(a.RetryAfter/time.Second)))
+	}
+	return a.Status, fields
 }
 
 // writeError responds like [shaper.WriteError], or in the format of a provider.
@@ -147,45 +144,6 @@ func (l *failureLog) close() {
 	for _, of := range l.byStatus {
 		of.close()
 	}
-}
-
-// spread adds a random number of whole seconds, from 0 to RetrySpread and each equally likely, to the Retry-After of
-// a refusal. The fields in limits were set for the exact time, and get the same number: a client must
-// not come too early, nor together with the others, whichever of them it obeys.
-func (s *Shape) spread(refusal, limits http.Header) {
-	after := refusal.Get("Retry-After")
-	n, err := strconv.ParseInt(after, 10, 64)
-	most := time.Duration(s.RetrySpread)
-	if err != nil || most < time.Second {
-		return
-	}
-	more := rand.Int64N(int64(most/time.Second) + 1)
-	later := strconv.FormatInt(n+more, 10)
-	refusal.Set("Retry-After", later)
-	if fields := limits["Ratelimit"]; len(fields) > 0 {
-		last := &fields[len(fields)-1]
-		if limit, ok := strings.CutSuffix(*last, ";t="+after); ok {
-			*last = limit + ";t=" + later
-		}
-	}
-	const reset = "X-RateLimit-Reset"
-	if at, err := strconv.ParseInt(limits.Get(reset), 10, 64); err == nil && s.XRateLimitHeaders {
-		limits.Set(reset, strconv.FormatInt(at+more, 10))
-	}
-}
-
-// An answered records the output of [shaper.WriteError].
-type answered struct {
-	header http.Header
-	status int
-	body   []byte
-}
-
-func (a *answered) Header() http.Header    { return a.header }
-func (a *answered) WriteHeader(status int) { a.status = status }
-func (a *answered) Write(p []byte) (int, error) {
-	a.body = append(a.body, p...)
-	return len(p), nil
 }
 
 // reasonOf returns in one word why a request was not admitted.

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -227,6 +228,7 @@ func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
 		shaper.WithCost(func(r *http.Request) int { return callOf(r).cost }),
 		shaper.WithErrorHandler(s.refuse),
 		shaper.WithVerdictHeader(s.VerdictHeader),
+		shaper.WithRetrySpread(time.Duration(s.RetrySpread)),
 	}
 	if s.RateLimitHeaders {
 		opts = append(opts, shaper.WithRateLimitHeaders())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"time"
@@ -323,8 +324,10 @@ func (h *handler) writeRefusal(conn *serverconn.Conn, limiter inner, w http.Resp
 	}
 	conn.Refuse(w.Header())
 	a := responseTo(err)
-	if h.onError == nil {
-		a = a.Later(h.retrySpread)
+	if h.retrySpread >= time.Second {
+		more := rand.Int64N(int64(h.retrySpread/time.Second) + 1)
+		a = a.Later(more)
+		r = r.WithContext(context.WithValue(r.Context(), spreadKey{}, more))
 	}
 	if h.rateLimitFields != 0 && a.Status != http.StatusInternalServerError {
 		// A 500 is a mistake of the server: no bucket was asked, so a client that

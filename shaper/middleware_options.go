@@ -91,8 +91,8 @@ func (o retrySpreadOption) applyMiddleware(to *middlewareOptions) {
 
 // WithRetrySpread adds a random time from 0 to d, in whole seconds, to the
 // Retry-After of each refusal, so that clients which were refused together do not
-// come back together. The RateLimit field has the same time. The [RejectError] stays
-// exact: a function of [WithErrorHandler] must spread the times itself. The default is
+// come back together. It is drawn once for a request: [WriteError], [AnswerTo] and the RateLimit
+// fields have the same time. The [RejectError] stays exact. The default is
 // 0; less than a second adds nothing.
 func WithRetrySpread(d time.Duration) MiddlewareOption { return retrySpreadOption(d) }
 
@@ -249,7 +249,31 @@ func (l *refusalLog) logGone(ctx context.Context, waited time.Duration) {
 // WriteError is the default of [WithErrorHandler]. It may also be called from such a
 // handler, or after a [Shaper.WaitN] of your own.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
-	responseTo(err).Write(w, r)
+	responseTo(err).Later(spreadOf(r.Context())).Write(w, r)
+}
+
+// An Answer is the response to a request that was not admitted. [WriteError] writes it.
+type Answer struct {
+	Status     int
+	Title      string        // the words of the status; empty for 499, which has no body
+	Detail     string        // a sentence for people; empty for 499
+	RetryAfter time.Duration // whole seconds, rounded up, at least one; 0: there is no such field, as trying again does not help
+}
+
+// AnswerTo returns the [Answer] to an error of [Middleware] or of a Limiter, for a program that writes it in a form of its
+// own. In a function of [WithErrorHandler] RetryAfter has the random part of [WithRetrySpread] that the other fields have.
+func AnswerTo(r *http.Request, err error) Answer {
+	a := responseTo(err).Later(spreadOf(r.Context()))
+	return Answer{a.Status, http.StatusText(a.Status), a.Detail, time.Duration(a.RetryAfter) * time.Second}
+}
+
+// spreadKey is the key of the random part of the Retry-After of a request, in seconds, in its context.
+type spreadKey struct{}
+
+// spreadOf returns that part.
+func spreadOf(ctx context.Context) int64 {
+	n, _ := ctx.Value(spreadKey{}).(int64)
+	return n
 }
 
 // All problems that there are.

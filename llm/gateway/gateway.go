@@ -212,6 +212,7 @@ type call struct {
 	retried bool
 
 	status   int
+	spread   time.Duration // of its Retry-After, and a nanosecond; 0: not drawn yet
 	reported *llm.Usage
 }
 

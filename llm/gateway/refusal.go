@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"math"
@@ -33,20 +34,30 @@ var (
 // WriteError responds to a call that was not admitted, in the provider's own format, which its clients understand. Status and
 // times are as of [shaper.WriteError], with the field retry-after-ms besides.
 func (g *Gateway) WriteError(w http.ResponseWriter, r *http.Request, err error) {
-	f := failureOf(r, err)
+	f := g.failureOf(r, err)
 	h := w.Header()
-	if f.after > 0 {
-		if spread := min(g.config.RetrySpread, longestSpread); spread > 0 {
-			f.after += rand.N(spread)
-		}
-		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(f.after.Seconds())), 10))
-		h.Set("Retry-After-Ms", strconv.FormatInt(int64(math.Ceil(float64(f.after)/float64(time.Millisecond))), 10))
-	}
+	f.setRetryAfter(h)
 	g.setLeft(h)
 	if c, ok := r.Context().Value(callKey{}).(*call); ok {
 		c.setTiming(h)
 	}
 	g.writeFailure(w, f)
+}
+
+// WriteRetryAfter sets the header fields that say after which time a call that was not admitted may come again, as [Gateway.WriteError]
+// does, for a program whose own response has the status that it returns.
+func (g *Gateway) WriteRetryAfter(h http.Header, r *http.Request, err error) (status int) {
+	f := g.failureOf(r, err)
+	h.Set("Cache-Control", "no-store")
+	f.setRetryAfter(h)
+	return f.status
+}
+
+func (f failure) setRetryAfter(h http.Header) {
+	if f.after > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(f.after.Seconds())), 10))
+		h.Set("Retry-After-Ms", strconv.FormatInt(int64(math.Ceil(float64(f.after)/float64(time.Millisecond))), 10))
+	}
 }
 
 // WriteUnreachable responds in the provider's format, for a handler behind the gateway that got no response of the provider.
@@ -83,6 +94,22 @@ func (g *Gateway) writeFailure(w http.ResponseWriter, f failure) {
 	_, _ = w.Write(append(text, '\n')) // An error means that the client has gone.
 }
 
+// failureOf returns the failure for an error, with a random time that is drawn once for a call.
+func (g *Gateway) failureOf(r *http.Request, err error) failure {
+	f := failureOf(r, err)
+	if spread := min(g.config.RetrySpread, longestSpread); spread > 0 && f.after > 0 {
+		c, ok := r.Context().Value(callKey{}).(*call)
+		if !ok {
+			c = new(call)
+		}
+		if c.spread == 0 {
+			c.spread = 1 + rand.N(spread)
+		}
+		f.after += c.spread - 1
+	}
+	return f
+}
+
 // failureOf returns the failure for an error.
 func failureOf(r *http.Request, err error) failure {
 	_, isTooLong := errors.AsType[*http.MaxBytesError](err)
@@ -94,36 +121,14 @@ func failureOf(r *http.Request, err error) failure {
 	case errors.Is(err, errNoRoom):
 		return failure{http.StatusServiceUnavailable, "There is no room for a body that comes so slowly.", soonest}
 	}
-	said := answered{header: http.Header{}}
-	shaper.WriteError(&said, r, err)
-	f := failure{status: said.status, message: http.StatusText(said.status)}
-	var problem struct{ Detail string }
-	if json.Unmarshal(said.body, &problem) == nil && problem.Detail != "" {
-		f.message = problem.Detail
-	}
-	if seconds, err := strconv.Atoi(said.header.Get("Retry-After")); err == nil {
-		f.after = time.Duration(seconds) * time.Second
-	}
+	said := shaper.AnswerTo(r, err)
+	f := failure{said.Status, cmp.Or(said.Detail, said.Title), said.RetryAfter}
 	if refused, ok := errors.AsType[*shaper.RejectError](err); ok && f.after > 0 && refused.RetryAfter > 0 {
 		// Clients heed milliseconds. While calls run for long and no more may run, it may be one, so clients would
 		// use up all their retries at once.
 		f.after = max(refused.RetryAfter, soonest)
 	}
 	return f
-}
-
-// An answered records the output of [shaper.WriteError].
-type answered struct {
-	header http.Header
-	status int
-	body   []byte
-}
-
-func (a *answered) Header() http.Header    { return a.header }
-func (a *answered) WriteHeader(status int) { a.status = status }
-func (a *answered) Write(p []byte) (int, error) {
-	a.body = append(a.body, p...)
-	return len(p), nil
 }
 
 // object is a JSON object.

@@ -4,7 +4,6 @@ package httpin
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -69,6 +68,7 @@ type Response struct {
 // A Problem is the body of a response that refuses a request. NewProblem makes one.
 type Problem struct {
 	Status int
+	Detail string
 	body   []byte // nil: none
 }
 
@@ -78,14 +78,13 @@ func NewProblem(status int, detail string) *Problem {
 	body := fmt.Appendf(nil, `{"title":%q,"status":%d,"detail":%q}`+"\n", http.StatusText(status), status, detail)
 	// A ResponseWriter may append to the slice it is given. Without room behind it, append makes a
 	// copy.
-	return &Problem{status, slices.Clip(body)}
+	return &Problem{status, detail, slices.Clip(body)}
 }
 
-// Later returns the response with a random number of whole seconds, from 0 to spread
-// and each equally likely, added to its Retry-After.
-func (a Response) Later(spread time.Duration) Response {
+// Later returns the response with some seconds more in its Retry-After, if it has one.
+func (a Response) Later(seconds int64) Response {
 	if a.RetryAfter > 0 {
-		a.RetryAfter += rand.Int64N(int64(spread/time.Second) + 1)
+		a.RetryAfter += seconds
 	}
 	return a
 }
