@@ -167,7 +167,9 @@ func (c *controller) hold(want command) (change, error) {
 		return change{}, err
 	}
 	now, until := time.Now(), want.end()
-	want.ref.hold(until.Sub(now))
+	span := until.Sub(now)
+	want.ref.hold(span)
+	latest := time.Now().Add(span) // at which the hold just made may end, as it has begun after now
 	what, a := "held", &activeChange{ref: want.ref}
 	if st, inUse := want.ref.stats(); inUse {
 		a.until = st.HeldUntil
@@ -181,7 +183,7 @@ func (c *controller) hold(want command) (change, error) {
 		return change{}, &failure{Status: http.StatusConflict, Message: "the line of this bucket can't be held: its limits can't be had, or it is closed"}
 	}
 	a.record = newRecord("hold", want, a.until)
-	a.own = !a.until.After(until) || earlier != nil && earlier.own && earlier.until.Equal(a.until)
+	a.own = !a.until.After(latest) || earlier != nil && earlier.own && earlier.until.Equal(a.until)
 	a.end = func(closing bool) (what, outcome string, err error) {
 		st, _ := want.ref.stats()
 		switch {

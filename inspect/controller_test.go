@@ -225,6 +225,19 @@ func TestCloseEndsAllChanges(t *testing.T) {
 	})
 }
 
+// Outside a bubble time passes between any two lines of the program, so a hold ends later than whoever asked for it has computed.
+// It must not be taken for a hold of others, which Close leaves in force.
+func TestCloseEndsAHoldByAClockThatGoesOn(t *testing.T) {
+	for range 100 {
+		s := made.Shaper(t, "50/s depth 9")
+		c := newConsole(t, inspect.Of(s))
+		c.post(t, "/api/hold", `{"source":"one","for":"10m"}`)
+		require.NotZero(t, s.Stats().HeldUntil)
+		require.NoError(t, c.Close())
+		require.Zero(t, s.Stats().HeldUntil)
+	}
+}
+
 func TestALineIsHeldAndReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := made.Shaper(t, "50/s depth 9")
