@@ -223,6 +223,40 @@ func TestARetryHasTheBoundOfItsFirstTry(t *testing.T) {
 	}
 }
 
+// The wait in front of the first attempt counts, too, if it was a Middleware that has let that in.
+func TestARetryOfAReservedRequestHasTheBoundOfItsMiddleware(t *testing.T) {
+	for after, want := range map[string]string{"2": "3s 200", "3": "1s 429"} {
+		synctest.Test(t, func(t *testing.T) {
+			s, err := shaper.New(shaper.Limits{Rate: 1, Depth: 9}, shaper.WithLineTimeout(3*time.Second))
+			require.NoError(t, err)
+			require.NoError(t, s.Wait(context.Background()))
+			start, sent := time.Now(), 0
+			transport := shaper.Transport{Limiter: s, Retry: true, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				if sent++; sent > 1 {
+					return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+				}
+				return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {after}}, Body: http.NoBody}, nil
+			})}
+			handler := shaper.Middleware(s, shaper.WithReserve())(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				out, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://upstream.example", nil)
+				if err == nil {
+					var response *http.Response
+					if response, err = transport.RoundTrip(out); err == nil {
+						w.WriteHeader(response.StatusCode)
+					}
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}))
+			w := httptest.NewRecorder() // The request waits for a second before it is sent.
+			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+			require.Equal(t, want, fmt.Sprint(time.Since(start), " ", w.Code))
+			require.NoError(t, s.Close())
+		})
+	}
+}
+
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

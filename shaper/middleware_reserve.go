@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"sync"
+	"time"
 )
 
 // WithReserve makes the cost of a request an estimate ([WithCost]): [Middleware] reserves it, and [Settle] says
@@ -42,6 +43,7 @@ type settling struct {
 	outer    *settling // of the Middleware in front of this one; nil: none has reserved
 	limiter  inner
 	estimate int
+	asked    time.Time // when it asked the Limiter first
 
 	mu      sync.Mutex
 	v       unsettled // nil: it is not let in yet
@@ -60,6 +62,7 @@ func settlingOf(ctx context.Context) *settling {
 
 // enter reserves the estimate. It returns the function that gives the seat back.
 func (s *settling) enter(ctx context.Context) (release func(), err error) {
+	s.asked = time.Now()
 	v, err := s.limiter.reserve(ctx, s.estimate, newcomer)
 	if err != nil {
 		return nil, err

@@ -393,6 +393,9 @@ func (t Transport) sendAgain(limiter inner, r *http.Request, n int, came time.Ti
 	if !ok {
 		return refusal, nil
 	}
+	if carried != nil {
+		came = carried.asked // It was the Middleware that asked for the first attempt.
+	}
 	end, err := t.reenter(&waitContext{Context: ctx, asked: came}, limiter, carried, n, until, asked.held)
 	switch {
 	case err == nil:
