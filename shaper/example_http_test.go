@@ -71,3 +71,24 @@ func ExampleWithErrorHandler() {
 	// 404 []
 	// 303 [/busy.html]
 }
+
+// The cost of a request is known when its handler has done its work.
+func ExampleSettle() {
+	s, err := shaper.New(shaper.Limits{Rate: 1000, Burst: 500, Depth: 100}) // rows per second
+	if err != nil {
+		panic(err)
+	}
+	reserve := shaper.WithCost(func(*http.Request) int { return 200 }) // an estimate
+	handler := shaper.Middleware(s, reserve, shaper.WithReserve())(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rows := 30 // that a query has returned
+		shaper.Settle(r, rows)
+		fmt.Fprintln(w, rows, "rows")
+	}))
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+	fmt.Print(w.Body)
+	fmt.Println("given back:", s.Stats().GivenBack > 0)
+	// Output:
+	// 30 rows
+	// given back: true
+}
