@@ -23,10 +23,8 @@ func TestSlowClientsDoNotHoldAllSeats(t *testing.T) {
 	var once sync.Once
 	allTaken := make(chan struct{})
 	s := made.Shaper(t, "1000/s burst 100 depth 200 inflight 20", shaper.WithTrace(&shaper.Trace{
-		Enqueued: func(_ context.Context, e shaper.Event) {
-			if e.Waiting >= 20 { // Nobody waits for another reason than that all seats are taken.
-				once.Do(func() { close(allTaken) })
-			}
+		Enqueued: func(context.Context, shaper.Event) { // Its burst is not used up, so it waits as all seats are taken.
+			once.Do(func() { close(allTaken) })
 		},
 	}))
 	server := httptest.NewUnstartedServer(shaper.Middleware(s)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
