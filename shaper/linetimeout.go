@@ -264,7 +264,11 @@ func (ln *line) refusesOneLocked(d *dispatcher, now int64) (again bool) {
 
 // refuseOverdueLocked refuses the request whose bound comes next.
 func (ln *line) refuseOverdueLocked(d *dispatcher, now int64) {
-	ln.refuseLocked(d, ln.flow.bounds().next().w, now, overdue)
+	next, head := *ln.flow.bounds().next(), ln.head
+	ln.refuseLocked(d, next.w, now, overdue)
+	if ln.head != head && next.at < now {
+		ln.beginHead(next.at) // However late the ticker is.
+	}
 }
 
 // refuseBeforeLocked refuses those in line whose bounds come before an instant until which the line is held.
