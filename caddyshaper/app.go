@@ -90,6 +90,7 @@ func (a *app) started() {
 		e.lines.take(e)
 	}
 	linesChanged()
+	kept.forgetGone()
 	a.warnOfSlowClients()
 }
 
@@ -150,6 +151,7 @@ func (a *app) Cleanup() error {
 	for _, e := range a.entries {
 		e.lines.resume()
 	}
+	kept.forgetGone()
 	return nil
 }
 

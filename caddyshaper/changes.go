@@ -163,6 +163,21 @@ func (k *keptChanges) take(sources ...string) (all []keptChange) {
 	return all
 }
 
+// forgetGone forgets the changes of lines that the configuration in force does not have: a configuration without a line is one that
+// changes its limits. While an older one has not ended, it may come back, and needs its changes.
+func (k *keptChanges) forgetGone() {
+	if len(inForce.list()) != 1 {
+		return
+	}
+	names := map[string]bool{}
+	for _, l := range shownLines() {
+		names[l.name] = true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all = slices.DeleteFunc(k.all, func(c keptChange) bool { return !names[c.Source] })
+}
+
 // sources returns the names of the lines on pages.
 func (l *limiters) sources() []string {
 	return []string{l.name, l.name + candidateSource, l.name + siteSource}

@@ -1,11 +1,13 @@
 package caddyshaper_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,37 +52,54 @@ func (s *site) change(path string, fields map[string]string) {
 	require.Equal(s.t, 200, a.status, a.body)
 }
 
-// A kindOfLimit is a way in which a configuration says the limit of a line.
+// A kindOfLimit is a way in which a configuration says the limit of a line. All of them stand in one configuration, so that a test
+// waits for the ends of their changes at once.
 type kindOfLimit struct {
-	name, source, key string
-	says              func(limit, rules string) string // the lines of the shape
-	limit, other      string
-	operators         string // what an operator sets for a time
-	asLimit           string // what the configuration says if it says the same; "": it can't
+	name      string                           // of the shape
+	ofShape   string                           // the end of the name of the source behind it
+	key       string                           // of the bucket
+	says      func(limit, rules string) string // the lines of the shape
+	limit     string
+	other     string
+	operators string // what an operator sets for a time
+	asLimit   string // what the configuration says if it says the same; "": it can't
 }
+
+func (k kindOfLimit) source() string { return k.name + k.ofShape }
+
+// inForce returns the limits that the bucket has.
+func (k kindOfLimit) inForce() string { return caddyshaper.InForce(k.source(), k.key) }
 
 const onTop = "7/s burst 3 depth 5"
 
-var kindsOfLimits = []kindOfLimit{
-	{name: "limits of all", source: "line", says: func(limit, _ string) string { return "limits " + limit + "\nkey all" }},
-	{name: "limits of a key", source: "line", key: "ann", says: func(limit, _ string) string { return "limits " + limit + "\nkey {query.user}" }},
-	{name: "a rule", source: "line", key: "ann", says: func(limit, rules string) string {
-		writeRules(rules, "default: 9/s\nlimits:\n  ann: "+limit)
-		return "rules " + rules + "\nkey {query.user}"
-	}},
-	{name: "site", source: "line/site", says: func(limit, _ string) string { return "limits 1000/s\nsite " + limit }},
-	{name: "candidate", source: "line/candidate", key: "ann", says: func(limit, _ string) string {
-		return "limits 1000/s\ncandidate " + limit + "\nkey {query.user}"
-	}},
-	{name: "fair", source: "line", says: func(limit, _ string) string { return "limits " + limit + "\nfair {query.user}" }},
-	{name: "fair of a file", source: "line", says: func(limit, rules string) string {
-		writeRules(rules, "fair: {by: host}\ndefault: "+limit)
-		return "rules " + rules + "\nfair"
-	}},
-	{
-		name: "quota", source: "line", limit: "tokens 1000000", other: "tokens 2000000\n burst 20s", operators: "1000/s burst 50000 depth 9 wait 1min",
-		says: func(limit, _ string) string { return "quota openai {\n" + limit + "\n}" },
-	},
+func kindsOfLimits() []kindOfLimit {
+	all := []kindOfLimit{
+		{name: "all", says: func(limit, _ string) string { return "limits " + limit + "\nkey all" }},
+		{name: "key", key: "ann", says: func(limit, _ string) string { return "limits " + limit + "\nkey {query.user}" }},
+		{name: "rule", key: "ann", says: func(limit, rules string) string {
+			writeRules(rules, "default: 9/s\nlimits:\n  ann: "+limit)
+			return "rules " + rules + "\nkey {query.user}"
+		}},
+		{name: "site", ofShape: "/site", says: func(limit, _ string) string { return "limits 1000/s\nsite " + limit }},
+		{name: "candidate", ofShape: "/candidate", key: "ann", says: func(limit, _ string) string {
+			return "limits 1000/s\ncandidate " + limit + "\nkey {query.user}"
+		}},
+		{name: "fair", says: func(limit, _ string) string { return "limits " + limit + "\nfair {query.user}" }},
+		{name: "file", says: func(limit, rules string) string {
+			writeRules(rules, "fair: {by: host}\ndefault: "+limit)
+			return "rules " + rules + "\nfair"
+		}},
+		{
+			name: "quota", limit: "tokens 1000000", other: "tokens 2000000\n burst 20s", operators: "1000/s burst 50000 depth 9 wait 1min",
+			says: func(limit, _ string) string { return "quota openai {\n" + limit + "\n}" },
+		},
+	}
+	for i := range all {
+		if k := &all[i]; k.limit == "" {
+			k.limit, k.other, k.operators, k.asLimit = "50/s burst 5 depth 5", "60/s burst 5 depth 5", onTop, onTop
+		}
+	}
+	return all
 }
 
 func writeRules(file, text string) {
@@ -92,110 +111,165 @@ func writeRules(file, text string) {
 // In an incident an operator sets a limit for a time. What others change meanwhile of the configuration must not undo it, and
 // what is told to be in force must be in force.
 func TestAnOperatorsChangeOutlivesWhatDoesNotChangeItsLimit(t *testing.T) {
-	for _, k := range kindsOfLimits {
-		if k.limit == "" {
-			k.limit, k.other, k.operators, k.asLimit = "50/s burst 5 depth 5", "60/s burst 5 depth 5", onTop, onTop
+	type scene struct {
+		*site
+		kinds  []kindOfLimit
+		before map[string]string // the limits, by source
+		told   []toldChange      // after the change
+
+		// load returns a configuration that says a limit of each kind, and more lines in each shape. Its files of rules are in a
+		// folder of their own unless it is "".
+		load func(limit func(kindOfLimit) string, more, folder string) string
+	}
+	limit := func(k kindOfLimit) string { return k.limit }
+	other := func(k kindOfLimit) string { return k.other }
+	// undisturbed says that all changes are in force.
+	undisturbed := func(s *scene, msg string) {
+		s.t.Helper()
+		for _, k := range s.kinds {
+			require.Equal(s.t, k.operators, k.inForce(), "%s: %s", k.name, msg)
 		}
-		dir := t.TempDir()
-		load := func(limit, more string) string {
-			return "shape line {\n" + k.says(limit, filepath.Join(dir, "rules")) + "\n" + more +
-				"\nstate " + filepath.Join(dir, "state") + "\n}" + controlled + proxied
+		told, _ := s.changes()
+		require.ElementsMatch(s.t, s.told, told, msg)
+	}
+	// over says that none is, and how the latest of each line has ended unless outcome is "".
+	over := func(s *scene, outcome string) {
+		s.t.Helper()
+		told, past := s.changes()
+		require.Empty(s.t, told)
+		for _, k := range s.kinds {
+			latest := slices.IndexFunc(past, func(c toldChange) bool { return c.Source == k.source() })
+			require.True(s.t, outcome == "" || latest >= 0 && past[latest].Outcome == outcome, "%s: %+v", k.name, past)
 		}
-		inForce := func() string { return caddyshaper.InForce(k.source, k.key) }
-		type scene struct {
-			*site
-			before string       // limits
-			told   []toldChange // after the change
+	}
+	putBack := func(s *scene, outcome string) {
+		s.t.Helper()
+		over(s, outcome)
+		for _, k := range s.kinds {
+			require.Equal(s.t, s.before[k.name], k.inForce(), k.name)
 		}
-		// undisturbed says that the change is in force.
-		undisturbed := func(s *scene, msg string) {
-			s.t.Helper()
-			require.Equal(s.t, k.operators, inForce(), msg)
-			told, _ := s.changes()
-			require.Equal(s.t, s.told, told, msg)
+	}
+	overtaken := func(s *scene, outcome string) {
+		s.t.Helper()
+		for _, k := range s.kinds {
+			require.NotContains(s.t, []string{s.before[k.name], k.operators}, k.inForce(), k.name)
 		}
-		// over says that it is not, and that the line has other limits.
-		over := func(s *scene, limits, outcome string) {
-			s.t.Helper()
-			require.Equal(s.t, limits, inForce())
-			told, past := s.changes()
-			require.Empty(s.t, told)
-			if outcome != "" {
-				require.Equal(s.t, outcome, past[0].Outcome)
+		over(s, outcome)
+	}
+	ended := func(s *scene) {
+		s.t.Helper()
+		realtime.Until(s.t, func() bool { told, _ := s.changes(); return len(told) == 0 }, "the changes have ended")
+	}
+	for name, c := range map[string]struct {
+		span string
+		do   func(*scene)
+	}{
+		"a reload that changes something else": {"10m", func(s *scene) {
+			s.reload(s.load(limit, "", "") + "\nheader X new")
+			undisturbed(s, "with a header")
+			s.reload(s.load(limit, "coarse_timer", ""))
+			undisturbed(s, "with other lines of the same limits")
+			s.reload(s.load(limit, "", "") + "\nheader X new")
+			undisturbed(s, "and with others again")
+		}},
+		"a reload that changes the limit": {"10m", func(s *scene) {
+			s.reload(s.load(other, "", ""))
+			overtaken(s, "overtaken")
+		}},
+		"a reload that changes the limit and the lines": {"10m", func(s *scene) {
+			s.reload(s.load(other, "coarse_timer", ""))
+			overtaken(s, "")
+		}},
+		"a reload without the line": {"10m", func(s *scene) {
+			s.reload("shape another limits 1/s" + controlled + proxied)
+			over(s, "put_back")
+			s.reload(s.load(limit, "", ""))
+			putBack(s, "put_back")
+		}},
+		"a reload without the line, which fails": {"10m", func(s *scene) {
+			s.loadAndUndo("shape another limits 1/s" + controlled + proxied)
+			undisturbed(s, "")
+		}},
+		"a reload that says what the operator has set": {"2s", func(s *scene) {
+			s.reload(s.load(func(k kindOfLimit) string { return cmp.Or(k.asLimit, k.limit) }, "", ""))
+			for _, told := range s.told {
+				time.Sleep(time.Until(told.Until.Add(tick)))
 			}
-		}
-		for name, c := range map[string]struct {
-			span string
-			do   func(*scene)
-		}{
-			"a reload that changes something else": {"10m", func(s *scene) {
-				s.reload(load(k.limit, "") + "\nheader X new")
-				undisturbed(s, "with a header")
-				s.reload(load(k.limit, "coarse_timer"))
-				undisturbed(s, "with other lines of the same limits")
-				s.reload(load(k.limit, "") + "\nheader X new")
-				undisturbed(s, "and with others again")
-			}},
-			"a reload that changes the limit": {"10m", func(s *scene) {
-				s.reload(load(k.other, ""))
-				require.NotContains(s.t, []string{s.before, k.operators}, inForce())
-				over(s, inForce(), "overtaken")
-			}},
-			"a reload that changes the limit and the lines": {"10m", func(s *scene) {
-				s.reload(load(k.other, "coarse_timer"))
-				require.NotContains(s.t, []string{s.before, k.operators}, inForce())
-				over(s, inForce(), "")
-			}},
-			"a reload that says what the operator has set": {"1s", func(s *scene) {
-				if k.asLimit == "" {
-					return
+			ended(s)
+			over(s, "")
+			for _, k := range s.kinds {
+				if k.asLimit != "" {
+					require.Equal(s.t, k.operators, k.inForce(), k.name)
 				}
-				s.reload(load(k.asLimit, ""))
-				time.Sleep(time.Until(s.told[0].Until.Add(tick)))
-				realtime.Until(s.t, func() bool { told, _ := s.changes(); return len(told) == 0 }, "the change has ended")
-				over(s, k.operators, "")
-			}},
-			"a reload that fails": {"10m", func(s *scene) {
-				require.Error(s.t, s.load(load(k.other, "")+"\nbind 203.0.113.1"))
-				k.says(k.limit, filepath.Join(dir, "rules"))
-				undisturbed(s, "while it was provisioned")
-				if !strings.Contains(load(k.limit, ""), "rules") { // A file that changes and changes back is no failed reload.
-					s.loadAndUndo(load(k.other, ""))
-					undisturbed(s, "while it was in force for a moment")
+			}
+		}},
+		"a reload that fails": {"10m", func(s *scene) {
+			require.Error(s.t, s.site.load(s.load(other, "", "others")+"\nbind 203.0.113.1"))
+			undisturbed(s, "while it was provisioned")
+			s.loadAndUndo(s.load(other, "", "others"))
+			undisturbed(s, "while it was in force for a moment")
+		}},
+		"a restart": {"10m", func(s *scene) {
+			s.stop()
+			s.reload(s.load(limit, "", ""))
+			undisturbed(s, "")
+			s.stop()
+			s.reload(s.load(other, "", ""))
+			overtaken(s, "")
+		}},
+		"its end after a reload": {"2s", func(s *scene) {
+			s.reload(s.load(limit, "", "") + "\nheader X new")
+			ended(s)
+			putBack(s, "put_back")
+		}},
+		"its end after a restart": {"2s", func(s *scene) {
+			s.stop()
+			s.reload(s.load(limit, "", ""))
+			ended(s)
+			putBack(s, "")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := &scene{kinds: kindsOfLimits(), before: map[string]string{}}
+			s.load = func(limit func(kindOfLimit) string, more, folder string) (shapes string) {
+				require.NoError(t, os.MkdirAll(filepath.Join(dir, folder), 0o700))
+				for _, k := range s.kinds {
+					shapes += "shape " + k.name + " {\n" + k.says(limit(k), filepath.Join(dir, folder, k.name)) + "\n" + more +
+						"\nstate " + filepath.Join(dir, "state") + "\n}\n"
 				}
-			}},
-			"a restart": {"10m", func(s *scene) {
-				s.stop()
-				s.reload(load(k.limit, ""))
-				undisturbed(s, "")
-				s.stop()
-				s.reload(load(k.other, ""))
-				require.NotContains(s.t, []string{s.before, k.operators}, inForce())
-				over(s, inForce(), "")
-			}},
-			"its end after a reload": {"1s", func(s *scene) {
-				s.reload(load(k.limit, "") + "\nheader X new")
-				realtime.Until(s.t, func() bool { told, _ := s.changes(); return len(told) == 0 }, "the change has ended")
-				over(s, s.before, "put_back")
-			}},
-			"its end after a restart": {"1s", func(s *scene) {
-				s.stop()
-				s.reload(load(k.limit, ""))
-				realtime.Until(s.t, func() bool { told, _ := s.changes(); return len(told) == 0 }, "the change has ended")
-				over(s, s.before, "")
-			}},
-		} {
-			t.Run(k.name+", "+name, func(t *testing.T) {
-				t.Cleanup(func() { _ = os.Remove(filepath.Join(dir, "state")) })
-				s := &scene{site: serve(t, load(k.limit, ""))}
-				s.before = inForce()
-				s.change("limits", map[string]string{"source": k.source, "key": k.key, "limits": k.operators, "for": c.span, "who": "Ann"})
-				require.Equal(t, k.operators, inForce())
-				s.told, _ = s.changes()
-				require.Len(t, s.told, 1)
-				c.do(s)
-			})
-		}
+				return shapes + controlled + proxied
+			}
+			s.site = serve(t, s.load(limit, "", ""))
+			for _, k := range s.kinds {
+				s.before[k.name] = k.inForce()
+				s.change("limits", map[string]string{"source": k.source(), "key": k.key, "limits": k.operators, "for": c.span, "who": "Ann"})
+				require.Equal(t, k.operators, k.inForce(), k.name)
+			}
+			s.told, _ = s.changes()
+			require.Len(t, s.told, len(s.kinds))
+			c.do(s)
+		})
+	}
+}
+
+// The line of the site goes while its shape stays, and comes back with the limits that the configuration says.
+func TestAChangeOfASiteThatWasRemovedDoesNotComeBack(t *testing.T) {
+	for name, stop := range map[string]func(*site){"by a reload": func(*site) {}, "by a restart": (*site).stop} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "state")
+			load := func(more string) string {
+				return "shape line {\nlimits 1000/s\n" + more + "\nstate " + file + "\n}" + controlled + proxied
+			}
+			s := serve(t, load("site 50/s"))
+			s.change("limits", map[string]string{"source": "line/site", "limits": onTop, "for": "10m"})
+			stop(s)
+			s.reload(load(""))
+			s.reload(load("site 50/s"))
+			require.Equal(t, "50/s depth 0", caddyshaper.InForce("line/site", ""))
+			told, _ := s.changes()
+			require.Empty(t, told)
+		})
 	}
 }
 

@@ -187,8 +187,19 @@ func (s *site) inLineWith(header []string, name string, paths ...string) (wait f
 	var all sync.WaitGroup
 	for i, path := range paths {
 		before := caddyshaper.Waiting(name)
-		all.Go(func() { answers[i] = s.get(path, header...) })
-		realtime.Until(s.t, func() bool { return caddyshaper.Waiting(name) > before }, "a request for "+path+" waits")
+		answered := make(chan struct{})
+		all.Go(func() {
+			defer close(answered)
+			answers[i] = s.get(path, header...)
+		})
+		realtime.Until(s.t, func() bool {
+			select {
+			case <-answered:
+				require.Fail(s.t, "a request does not wait", "for %s: %+v", path, answers[i])
+			default:
+			}
+			return caddyshaper.Waiting(name) > before
+		}, "a request for "+path+" waits")
 	}
 	return func() []answer {
 		all.Wait()
