@@ -2,6 +2,7 @@ package model
 
 import (
 	"cmp"
+	"slices"
 	"time"
 )
 
@@ -57,7 +58,9 @@ func (m *simulator) overdue(before time.Duration) {
 			late = append(late, w)
 		} else {
 			m.refused(w, Answer{Result: TooLate})
-			refused = append(refused, w)
+			if !m.dryRun {
+				refused = append(refused, w)
+			}
 		}
 		m.settle()
 	}
@@ -134,4 +137,24 @@ func (b *bucket) retries() int {
 		}
 	}
 	return len(b.line)
+}
+
+// shadow lets a request through, and its shadow wait in line, which nobody can end.
+func (m *simulator) shadow(w *waiter) {
+	if _, refusal := m.judge(w.Op); refusal.Result != "" {
+		m.refused(w, refusal)
+	} else {
+		o := *w.Op
+		o.Deadline, o.Late = 0, 0
+		if len(m.line) == 0 {
+			m.since = instant(m.now)
+		}
+		m.line = append(slices.Clip(m.line), &waiter{Op: &o, index: w.index, came: m.now, bound: m.boundOf(m.now)})
+		if m.mistake == ShadowsStay {
+			m.line[len(m.line)-1].bound = noBound
+		}
+		m.settle()
+	}
+	m.finish(w, Left)
+	m.answers[w.index].Ended = Event{Hook: HookDeparted, At: m.now, Cost: w.N, Waiting: len(m.line)}
 }

@@ -102,8 +102,9 @@ func compose(src *source, of kind) (Script, []Answer) {
 			c.weights = []int{1, 2, 3, 5}
 		}
 	}
+	c.script.DryRun = c.script.Bounded && !c.script.Fair && c.oneIn(4)
 	c.capped = c.oneIn(3)
-	c.reserves = c.oneIn(2)
+	c.reserves = c.oneIn(2) && !c.script.DryRun
 	c.script.Limits = c.limits()
 	for !valid(c.script.Limits) {
 		c.script.Limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3, InFlight: c.seats()}
@@ -262,7 +263,7 @@ func (c *composer) op() Op {
 		o.N = c.actual(o.Target)
 		return o
 	}
-	if c.script.Bounded && !c.script.Fair && c.oneIn(8) {
+	if c.script.Bounded && !c.script.Fair && !c.script.DryRun && c.oneIn(8) {
 		o.Kind, o.N, o.Asked = OpRetry, max(1, c.cost()), o.At
 		if ahead.tooCostly(o.N) {
 			o.N = 1 // It would not have been admitted before.

@@ -46,6 +46,7 @@ const (
 	HoldDoomsNobody     // a request whose bound comes in a hold waits for its bound
 	HoldDoomsAtItsEnd   // a hold that ends at a bound refuses at once
 	RetryAtOnce         // whoever has waited too long may come back before anybody has left
+	ShadowsStay         // in a dry run a shadow stays in line beyond its bound
 	RetryBoundAnew      // the bound of a request that is sent again counts from when it enters again
 
 	ofFair, ofBounds = StartTags, BoundFirst
@@ -92,6 +93,7 @@ var mistakes = [...]string{
 	HoldDoomsNobody:     "a hold that refuses nobody",
 	HoldDoomsAtItsEnd:   "a hold that refuses at its end",
 	RetryAtOnce:         "a return before the next departure",
+	ShadowsStay:         "a shadow without a bound",
 	RetryBoundAnew:      "a retry with a new bound",
 }
 

@@ -72,6 +72,9 @@ func Play(t *testing.T, s Script, open Open) (answers []Answer, problem string) 
 		if s.Bounded {
 			options = append(options, shaper.WithLineTimeout(s.Timeout))
 		}
+		if s.DryRun {
+			options = append(options, shaper.WithDryRun())
+		}
 		subject, err := open(s.Limits, options...)
 		if err != nil {
 			problem = err.Error()

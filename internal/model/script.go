@@ -19,6 +19,7 @@ type Script struct {
 	Fair    bool          // WithFairQueue is set, and calls have keys
 	Bounded bool          // WithLineTimeout is set
 	Timeout time.Duration // its argument
+	DryRun  bool          // WithDryRun is set, beside Bounded
 	Ops     []Op
 }
 
@@ -86,8 +87,8 @@ func (o Op) hasCost() bool {
 // String returns the script as a Go literal, to be played again by a test.
 func (s Script) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "model.Script{Limits: %s, Fair: %v, Bounded: %v, Timeout: %d, Ops: []model.Op{\n",
-		literal(s.Limits), s.Fair, s.Bounded, int64(s.Timeout))
+	fmt.Fprintf(&b, "model.Script{Limits: %s, Fair: %v, Bounded: %v, Timeout: %d, DryRun: %v, Ops: []model.Op{\n",
+		literal(s.Limits), s.Fair, s.Bounded, int64(s.Timeout), s.DryRun)
 	for _, o := range s.Ops {
 		fmt.Fprintf(&b, "\t%s,\n", o.literal())
 	}

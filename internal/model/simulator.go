@@ -61,6 +61,7 @@ type rule struct {
 	interval *big.Rat // nanoseconds per cost unit; 0 at rate.Inf
 	bounded  bool     // WithLineTimeout is set
 	timeout  time.Duration
+	dryRun   bool // no request waits, and the line is of shadows
 }
 
 // A waiter is a call that has not returned: its operation, and when it came.
@@ -87,7 +88,7 @@ func newSimulator(s Script, mistake Mistake) *simulator {
 	return &simulator{
 		bucket: bucket{
 			turns:   t,
-			rule:    rule{l, intervalOf(l.Rate), s.Bounded, s.Timeout},
+			rule:    rule{l, intervalOf(l.Rate), s.Bounded, s.Timeout, s.DryRun},
 			empty:   new(big.Rat),
 			since:   new(big.Rat),
 			hold:    new(big.Rat),
@@ -123,7 +124,7 @@ func (b *bucket) due() *big.Rat {
 }
 
 // capped reports whether a request that leaves takes a seat until it ends.
-func (r *rule) capped() bool { return r.limits.InFlight > 0 }
+func (r *rule) capped() bool { return r.limits.InFlight > 0 && !r.dryRun }
 
 // hasRoom reports whether there is a seat for one more.
 func (b *bucket) hasRoom() bool {
@@ -288,6 +289,10 @@ func (m *simulator) departed(w *waiter) {
 	m.totals.Departed++
 	if m.totals.Wait += m.now - w.came; m.totals.Wait < 0 {
 		m.totals.Wait = math.MaxInt64
+	}
+	if m.dryRun {
+		m.last = max(m.last, w.came)
+		return // Its call has returned.
 	}
 	m.finish(w, Left)
 	m.told(w, HookDeparted, "")

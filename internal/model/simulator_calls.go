@@ -80,6 +80,10 @@ func (m *simulator) enter(w *waiter) {
 		}
 		return
 	}
+	if m.dryRun {
+		m.shadow(w)
+		return
+	}
 	var refusal Answer
 	if w.Kind == OpRetry {
 		refusal = m.judgeRetry(w)
@@ -134,6 +138,10 @@ func (m *simulator) refused(w *waiter, refusal Answer) {
 	case TooLate:
 		m.totals.TooLate++
 	}
+	if m.dryRun {
+		m.last = max(m.last, w.came)
+		return
+	}
 	m.finish(w, refusal.Result)
 	a := &m.answers[w.index]
 	a.Retry, a.Missed = refusal.Retry, refusal.Missed
@@ -167,7 +175,7 @@ func (m *simulator) foresee(w *waiter) {
 
 // set is SetLimits: the level is kept, and the line is timed anew.
 func (m *simulator) set(w *waiter) {
-	if !valid(w.Limits) || m.capped() != (w.Limits.InFlight > 0) {
+	if !valid(w.Limits) || (m.limits.InFlight > 0) != (w.Limits.InFlight > 0) {
 		m.finish(w, Invalid)
 		return
 	}
@@ -231,7 +239,7 @@ func (m *simulator) held(w *waiter) {
 // cancel ends the context of an earlier call.
 func (m *simulator) cancel(w *waiter) {
 	m.finish(w, Left)
-	if w.Target < 0 {
+	if w.Target < 0 || m.dryRun {
 		return
 	}
 	if a := m.answers[w.Target]; w.Race && a.Returned && a.At == m.now {
@@ -275,6 +283,11 @@ func (m *simulator) close() {
 
 // stop is Shutdown.
 func (m *simulator) stop(w *waiter) {
+	if m.dryRun {
+		m.close()
+		m.finish(w, Left)
+		return
+	}
 	m.closed = true
 	m.stopping = append(m.stopping, w)
 	if len(m.line) > 0 && w.Deadline != 0 && w.Deadline <= m.now {
