@@ -31,7 +31,7 @@ type witness struct {
 func (w *witness) hear(name string) {
 	for _, lock := range w.locks {
 		free := false
-		for range 10_000 { // Another goroutine, such as the ticker's, may hold it for a moment.
+		for range 1_000_000 { // Another goroutine, such as the ticker's, may hold it for a moment, and be preempted.
 			if free = lock.TryLock(); free {
 				lock.Unlock()
 				break
