@@ -282,7 +282,7 @@ func TestAChangeIsResumedForTheRestOfItsTime(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, made.Limits(t, "7/s"), s.Limits())
 		require.True(t, s.Stats().HeldUntil.After(time.Now()))
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		require.Equal(t, made.Limits(t, "50/s"), s.Limits())
 		require.False(t, s.Stats().HeldUntil.After(time.Now()))

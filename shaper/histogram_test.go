@@ -256,7 +256,7 @@ func leaveAfter(t *testing.T, s *shaper.Shaper, d time.Duration) {
 	waiting := s.Stats().Waiting
 	time.Sleep(d - 1)
 	require.Equal(t, waiting, s.Stats().Waiting)
-	time.Sleep(1)
+	time.Sleep(time.Nanosecond)
 	synctest.Wait()
 	require.Less(t, s.Stats().Waiting, waiting)
 }
