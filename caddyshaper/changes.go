@@ -100,7 +100,9 @@ func (l shownLine) says(key string) (text string, err error) {
 	case l.group != nil:
 		limits, err = l.lines.candidateOf(key)
 	case e.settings.quota.provider != "":
-		return fmt.Sprintf("%+v", e.settings.quota), nil
+		said := e.settings.quota
+		said.bodies = 0 // It is no limit of the line.
+		return fmt.Sprintf("%+v", said), nil
 	case l.at().says.Load() == nil:
 		return "", nil // The line has gone.
 	default:
@@ -228,6 +230,10 @@ func (l *limiters) overtake(before []keptChange) {
 		if of.group != nil && of.group.ResetLimits(string(k.Key)) != nil {
 			continue // The bucket could not get such limits now, so they stay as they are.
 		}
+		// Another quota may come to the same limits as the one before, so that SetLimits has not been called.
+		if of.line != nil && of.line.SetLimits(*of.at().says.Load()) != nil {
+			continue
+		}
 		l.mu.Lock()
 		e := l.says.Load()
 		e.overtook = append(e.overtook, k)
@@ -299,7 +305,7 @@ func (c *core) changes() map[shownLine][]inspect.Change {
 	c.mu.Unlock()
 	all := map[shownLine][]inspect.Change{}
 	for _, change := range c.Changes() {
-		if l, ok := shown[change.Source]; ok && !l.isReplaced() {
+		if l, ok := shown[change.Source]; ok && (change.Limits == (shaper.Limits{}) || !l.isReplaced()) {
 			all[l] = append(all[l], change)
 		}
 	}

@@ -2,11 +2,13 @@ package caddyshaper
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"net/http"
 	"regexp"
@@ -236,6 +238,10 @@ func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
 // pass runs the handlers behind a gateway. If they got no response of the provider, and there are no error routes for it,
 // the gateway responds in the provider's format.
 func (s *Shape) pass(w http.ResponseWriter, r *http.Request) {
+	const groups = caddy.CtxKey("route_group") // of which one route has run; a second attempt is to run it again
+	if ran, ok := r.Context().Value(groups).(map[string]struct{}); ok {
+		*r = *r.WithContext(context.WithValue(r.Context(), groups, maps.Clone(ran)))
+	}
 	admit(w, r)
 	c := callOf(r)
 	failed, ok := errors.AsType[caddyhttp.HandlerError](c.err)

@@ -151,7 +151,7 @@ func reasonOf(err error) string {
 	switch word := shaper.Reason(err); word {
 	case "blocked", "no-line":
 		return "queue-full"
-	case "queue-full", "too-late", "too-costly", "unavailable", "closed", "deadline":
+	case "queue-full", "too-late", "too-costly", "unavailable", "closed", "deadline", "gone":
 		return word
 	}
 	return "failed"

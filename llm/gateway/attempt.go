@@ -233,7 +233,7 @@ func (a *attempt) end(r *http.Request, returned bool) {
 // endRefused settles a call that the provider has refused, and that is not sent again.
 func (a *attempt) endRefused(r *http.Request) {
 	c := a.call
-	if a.status == http.StatusTooManyRequests {
+	if a.status == http.StatusTooManyRequests || !shaper.Settle(r, -1) { // It cost nothing when it entered the line again.
 		c.reported = &llm.Usage{}
 		shaper.Settle(r, 0)
 		return

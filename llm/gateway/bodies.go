@@ -212,20 +212,17 @@ func (b *body) release() {
 // A sending is a body on its way to the handler behind the gateway. It drops the memory once that has been read.
 type sending struct {
 	of   *body
-	text []byte        // in memory, not read yet
 	rest io.ReadCloser // that follows; nil: nothing does
+
+	mu   sync.Mutex // net/http's client may close a body that it still reads
+	text []byte     // in memory, not read yet
 }
 
 // HasCome reports whether the body is in memory. If so, [shaper.Middleware] does not wait for it.
 func (s *sending) HasCome() bool { return s.rest == nil }
 
 func (s *sending) Read(p []byte) (n int, err error) {
-	if len(s.text) > 0 {
-		n = copy(p, s.text)
-		if s.text = s.text[n:]; len(s.text) == 0 {
-			s.text = nil
-			s.of.passed()
-		}
+	if n = s.next(p); n > 0 {
 		return n, nil
 	}
 	if s.rest == nil {
@@ -234,7 +231,31 @@ func (s *sending) Read(p []byte) (n int, err error) {
 	return s.rest.Read(p)
 }
 
+// next reads what is in memory.
+func (s *sending) next(p []byte) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n = copy(p, s.text); n > 0 {
+		s.drop(n)
+	}
+	return n
+}
+
+// drop drops the first bytes of what is in memory. The lock is held.
+func (s *sending) drop(n int) {
+	if s.text = s.text[n:]; len(s.text) == 0 {
+		s.text = nil
+		s.of.passed()
+	}
+}
+
+// Close drops what has not been read, so that others may have its room.
 func (s *sending) Close() error {
+	s.mu.Lock()
+	if len(s.text) > 0 {
+		s.drop(len(s.text))
+	}
+	s.mu.Unlock()
 	if s.rest == nil {
 		return nil
 	}

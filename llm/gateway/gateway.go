@@ -174,7 +174,7 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 		return l
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := &call{g: g, arrived: time.Now(), body: &body{of: &g.config.Ledger.bodies}}
+		c := &call{g: g, request: r, arrived: time.Now(), body: &body{of: &g.config.Ledger.bodies}}
 		outer := r.Context()
 		// Handlers around this one may look at the request that they have made, as Caddy's do.
 		*r = *r.WithContext(context.WithValue(outer, callKey{}, c))
@@ -197,6 +197,7 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler {
 // A call is one call on its way. It belongs to the goroutine of its request.
 type call struct {
 	g        *Gateway
+	request  *http.Request // as it came
 	arrived  time.Time
 	team     string
 	model    string
@@ -252,7 +253,7 @@ func (c *call) read(w http.ResponseWriter, r *http.Request) (err error) {
 		c.g.faults.note("there is no room for the bodies of calls, which are estimated by their length", 0)
 	}
 	if hasBody {
-		r.Body = &sending{c.body, head, rest}
+		r.Body = &sending{of: c.body, text: head, rest: rest}
 	}
 	if c.g.config.Record != nil {
 		c.model = modelOf(r, whole)
@@ -279,12 +280,17 @@ func onlyGzip(h http.Header) {
 
 // serve passes the call to the provider, and once more if that has refused it.
 func (c *call) serve(w http.ResponseWriter, r *http.Request, line *shaper.Shaper, next http.Handler) {
+	// Handlers around the gateway look at the request that they have made, so the handlers behind it get no other.
+	own := r
+	*c.request = *own
+	r = c.request
+	defer func() { *own = *r }()
 	if err := r.Context().Err(); err == context.Canceled { // The caller has gone as the call left.
 		shaper.Settle(r, 0)
 		shaper.WriteError(w, r, err)
 		return
 	}
-	s := &sender{call: c, w: w, r: r, next: next, header: w.Header().Clone(), restart: func() {}}
+	s := &sender{call: c, w: w, r: r, next: next, line: line, header: w.Header().Clone(), restart: func() {}}
 	c.departs(c.entered)
 	c.isSent = true
 	out := r.WithContext(r.Context())
@@ -298,15 +304,26 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, line *shaper.Shaper
 	_, err := transport.RoundTrip(out)
 	s.restart()
 	a := s.last
+	if a.captured != nil {
+		c.waited += time.Since(s.refused) // It has been in line again, and has not left.
+	}
 	switch {
 	case a.captured == nil:
 	case err != nil && r.Context().Err() == context.Canceled: // The caller has gone while the call waited again.
+		a.endRefused(r)
 		s.restore()
 		c.left, c.status = time.Time{}, StatusGone
 		shaper.WriteError(w, r, context.Canceled) // Silence would be an empty response with status 200.
 	default:
 		a.endRefused(r)
 		a.passOn(int64(a.captured.Len()))
+	}
+}
+
+// hasWaited notes how long the call has been in line, if it ends there.
+func (c *call) hasWaited() {
+	if !c.entered.IsZero() && !c.isSent {
+		c.waited = time.Since(c.entered)
 	}
 }
 
@@ -324,6 +341,7 @@ type sender struct {
 	w      http.ResponseWriter
 	r      *http.Request
 	next   http.Handler
+	line   *shaper.Shaper
 	header http.Header   // of w before the first attempt
 	first  *http.Request // a copy of r from then; nil: the call can't be sent again
 
@@ -335,6 +353,7 @@ type sender struct {
 func (s *sender) RoundTrip(out *http.Request) (*http.Response, error) {
 	if s.last != nil {
 		s.restart()
+		s.restart = func() {} // The handler may hijack the connection now.
 		s.restore()
 		s.departs(s.refused)
 		s.retried, s.reported = true, nil
@@ -363,13 +382,16 @@ func (s *sender) bodyAgain() (io.ReadCloser, error) {
 	if text == nil {
 		return nil, errNoRoom
 	}
-	return &sending{s.body, text, nil}, nil
+	return &sending{of: s.body, text: text}, nil
 }
 
 // holdFor returns the time for which a refusal asks.
 func (s *sender) holdFor(*http.Response) time.Duration {
 	if s.last.captured == nil {
 		return 0 // If it was too long to be captured, the line is held already.
+	}
+	if line := s.g.config.Line(); line != s.line { // A reload has changed the line meanwhile.
+		line.Hold(s.last.pause)
 	}
 	return s.last.pause
 }
@@ -389,6 +411,7 @@ func suspendWriteTimeout(w http.ResponseWriter, r *http.Request) (restart func()
 // refuse refuses a call in the provider's place, and notes it, whoever writes the response.
 func (g *Gateway) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	c, status := callOf(r.Context()), failureOf(r, err).status
+	c.hasWaited()
 	if c.status = status; status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		g.config.Ledger.refused(c.team, time.Now())
 	}
@@ -398,6 +421,9 @@ func (g *Gateway) refuse(w http.ResponseWriter, r *http.Request, err error) {
 // end ends the call.
 func (c *call) end(r *http.Request) {
 	c.body.release()
+	if c.status == 0 {
+		c.hasWaited()
+	}
 	if c.status == 0 && (!c.isSent || r.Context().Err() == context.Canceled) {
 		c.status = StatusGone
 	}
