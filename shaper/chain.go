@@ -269,12 +269,12 @@ func WithCostOf(l Limiter, cost func(n int) int) Limiter {
 	case cost == nil:
 		return &ChainLimiter{chain{broken: errors.New("shaper: WithCostOf: cost is nil, must be a function")}}
 	}
-	p := priced{innerOf(l), cost}
+	p := &priced{innerOf(l), cost} // A pointer, so that two Limiters can be compared.
 	if err := brokenOf(p.inner); err != nil {
 		return &ChainLimiter{chain{broken: err}}
 	}
 	if s, ok := l.(interface{ Stats() Stats }); ok {
-		return pricedBucket{p, s.Stats}
+		return &pricedBucket{p, s.Stats}
 	}
 	return p
 }
@@ -287,16 +287,16 @@ type priced struct {
 
 // A pricedBucket is a priced whose [Limiter] has statistics.
 type pricedBucket struct {
-	priced
+	*priced
 	statsOf func() Stats
 }
 
-func (p pricedBucket) Stats() Stats { return p.statsOf() }
+func (p *pricedBucket) Stats() Stats { return p.statsOf() }
 
 // pricesZero reports whether a request of cost 0 may have another cost for a [Limiter].
 func pricesZero(l inner) bool {
 	switch l := l.(type) {
-	case priced, pricedBucket:
+	case *priced, *pricedBucket:
 		return true
 	case *chain:
 		return l.pricesZero
@@ -314,7 +314,7 @@ func brokenOf(l inner) error {
 }
 
 // price returns the cost for the inner of a request of cost n.
-func (p priced) price(n int) (int, error) {
+func (p *priced) price(n int) (int, error) {
 	if n < 0 {
 		return 0, ErrNegativeCost
 	}
@@ -324,7 +324,7 @@ func (p priced) price(n int) (int, error) {
 	return n, nil
 }
 
-func (p priced) WaitN(ctx context.Context, n int) error {
+func (p *priced) WaitN(ctx context.Context, n int) error {
 	n, err := p.price(n)
 	switch {
 	case err != nil:
@@ -336,14 +336,14 @@ func (p priced) WaitN(ctx context.Context, n int) error {
 }
 
 // Acquire returns a release that is never nil.
-func (p priced) Acquire(ctx context.Context, n int) (release func(), err error) {
+func (p *priced) Acquire(ctx context.Context, n int) (release func(), err error) {
 	if release, err = p.enter(ctx, n, newcomer); release == nil {
 		release = nothing
 	}
 	return release, err
 }
 
-func (p priced) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
+func (p *priced) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
 	n, err = p.price(n)
 	switch {
 	case err != nil:
@@ -355,12 +355,12 @@ func (p priced) enter(ctx context.Context, n int, kind entryKind) (release func(
 }
 
 // Reserve returns a settle that is never nil.
-func (p priced) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
+func (p *priced) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := p.reserve(ctx, estimate, newcomer)
 	return settleOf(v), err
 }
 
-func (p priced) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
+func (p *priced) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
 	n, err := p.price(estimate)
 	if err != nil {
 		return nil, err
@@ -376,7 +376,7 @@ func (p priced) reserve(ctx context.Context, estimate int, kind entryKind) (unse
 // unknown.
 type pricedReservation struct {
 	unsettled
-	by priced
+	by *priced
 }
 
 func (v pricedReservation) settle(actual int)     { v.with(actual, v.unsettled.settle) }
@@ -391,9 +391,9 @@ func (v pricedReservation) with(actual int, settle func(int)) {
 	}
 }
 
-func (p priced) Forecast(n int) (time.Duration, error) { return p.forecast(n) }
+func (p *priced) Forecast(n int) (time.Duration, error) { return p.forecast(n) }
 
-func (p priced) forecast(n int) (wait time.Duration, err error) {
+func (p *priced) forecast(n int) (wait time.Duration, err error) {
 	if n, err = p.price(n); err != nil || n == 0 {
 		return 0, err
 	}
@@ -401,4 +401,4 @@ func (p priced) forecast(n int) (wait time.Duration, err error) {
 }
 
 // Hold holds the line, if there is one to hold.
-func (p priced) Hold(d time.Duration) { p.hold(context.Background(), d) }
+func (p *priced) Hold(d time.Duration) { p.hold(context.Background(), d) }

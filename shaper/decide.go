@@ -102,6 +102,9 @@ func (d *dispatcher) decideAttachedLocked(f *flow, now int64, r *request) decisi
 	}
 	if r.kind == reentry && d.letsAllThrough() {
 		r.kind = newcomer
+		if c := r.claim(); c != nil {
+			r.ctx = &claim{c.Context, unknown, c.until}
+		}
 	}
 	j := d.judgeLocked(f, now, r)
 	dec := d.admitLocked(f, now, r, j)
@@ -234,7 +237,7 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 		}
 	}
 	if f.bucket.inLine > 0 || r.claim() != nil {
-		f.addBound(w, r.boundOf(f.bucket.plan, now))
+		f.addBound(&d.waiters, w, r.boundOf(f.bucket.plan, now))
 	}
 	d.waiting++
 	d.markDirtyLocked(f)

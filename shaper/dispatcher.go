@@ -319,6 +319,8 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 	if ln != nil {
 		if ln.head != nil {
 			ln.slot = f.nextInLine()
+		} else {
+			f.forgetBounds()
 		}
 		d.due.update(ln)
 	}

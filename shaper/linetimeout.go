@@ -80,22 +80,18 @@ func (b bound) before(o bound) bool {
 // first bound. The others make a heap. What is stale is dropped when it comes to the front, or when
 // there is more of it than of the rest.
 type bounds struct {
-	list   []bound // in order, from first on
-	first  int
-	heap   boundHeap
-	number uint64 // of the latest one
+	list  []bound // in order, from first on
+	first int
+	heap  boundHeap
 }
 
 // add adds the bound of a waiter that has just entered the line, which has so many now.
-func (b *bounds) add(w *waiter, at int64, inLine int32) {
+func (b *bounds) add(w *waiter, at int64, number uint64, inLine int32) {
 	if n := len(b.list) - b.first + len(b.heap); n > 2*int(inLine)+64 {
 		b.compact()
 	}
-	if b.number++; uint16(b.number) == 0 {
-		b.number++ // A waiter of number 0 has no bound.
-	}
-	w.boundNo = uint16(b.number)
-	added := bound{at, w.at, b.number, w}
+	w.boundNo = uint16(number)
+	added := bound{at, w.at, number, w}
 	switch {
 	case b.first == len(b.list):
 		b.list, b.first = append(b.list[:0], added), 0
@@ -212,7 +208,7 @@ func (r *request) boundOf(p *plan, now int64) int64 {
 }
 
 // addBound notes the bound of a waiter that has just entered the line.
-func (f *flow) addBound(w *waiter, at int64) {
+func (f *flow) addBound(p *waiterPool, w *waiter, at int64) {
 	if at == exact.Forever {
 		return
 	}
@@ -220,7 +216,21 @@ func (f *flow) addBound(w *waiter, at int64) {
 	if rare.bounds == nil {
 		rare.bounds = new(bounds)
 	}
-	rare.bounds.add(w, at, f.line.len)
+	rare.bounds.add(w, at, p.nextBoundNo(), f.line.len)
+}
+
+// forgetBounds forgets the bounds of a line that is empty now. It keeps no more memory than a pool of waiters does.
+func (f *flow) forgetBounds() {
+	b := f.bounds()
+	switch {
+	case b == nil:
+	case cap(b.list)+cap(b.heap) > maxSpares:
+		f.bucket.rare.bounds = nil
+	default:
+		clear(b.list)
+		clear(b.heap)
+		b.list, b.first, b.heap = b.list[:0], 0, b.heap[:0]
+	}
 }
 
 // bounds returns the bounds of those in line; nil: none has had one.

@@ -44,6 +44,7 @@ type settling struct {
 	limiter  inner
 	estimate int
 	asked    time.Time // when it asked the Limiter first
+	until    time.Time // the bound of its field; zero: none
 
 	mu      sync.Mutex
 	v       unsettled // nil: it is not let in yet
@@ -63,6 +64,9 @@ func settlingOf(ctx context.Context) *settling {
 // enter reserves the estimate. It returns the function that gives the seat back.
 func (s *settling) enter(ctx context.Context) (release func(), err error) {
 	s.asked = time.Now()
+	if w, ok := ctx.(*waitContext); ok {
+		s.until = w.until
+	}
 	v, err := s.limiter.reserve(ctx, s.estimate, newcomer)
 	if err != nil {
 		return nil, err
@@ -136,9 +140,10 @@ func (s *settling) take(limiter inner) *settling {
 
 // sameBucket reports whether two inners are of one Limiter of this package, and one key.
 func sameBucket(a, b inner) bool {
-	_, isForeign := a.(foreign) // Its Limiter may be of a type that can't be compared.
-	_, isPriced := a.(priced)
-	return !isForeign && !isPriced && a == b
+	if _, isForeign := a.(foreign); isForeign { // Its Limiter may be of a type that can't be compared.
+		return false
+	}
+	return a == b
 }
 
 // reenter settles the reservation with 0, and reserves once more at the head of the line.

@@ -480,6 +480,17 @@ type waiterPool struct {
 	unparked *parker
 
 	most int32 // how many there may be in the list
+
+	boundNo uint64 // of the latest bound; see bounds
+}
+
+// nextBoundNo returns the number of another bound. Waiters go from line to line, so no two lines of a pool have bounds of one
+// number.
+func (p *waiterPool) nextBoundNo() uint64 {
+	if p.boundNo++; uint16(p.boundNo) == 0 {
+		p.boundNo++ // A waiter of number 0 has no bound.
+	}
+	return p.boundNo
 }
 
 // maxSpares is how many waiters the pool of a [Shaper] has at most, and the pools of the shards of a

@@ -159,7 +159,13 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	sent = true // From here on Base must close the body.
 	response, asked, err := t.send(limiter, r, end)
 	if err == nil && response != nil && t.Retry && (n > 0 || end.carried != nil) && t.isRefusal(response, asked) {
-		return t.sendAgain(limiter, r, n, came, end.carried, response, asked)
+		again, err := t.sendAgain(limiter, r, n, came, end.carried, response, asked)
+		if again == response && end.mayReenter && end.reserved != nil { // It is not sent again.
+			if ends := end.with(t.Actual(response)); !httpout.ReleaseWithBody(response, r.Method, ends) {
+				ends()
+			}
+		}
+		return again, err
 	}
 	return response, err
 }
@@ -225,6 +231,8 @@ type requestEnd struct {
 	release  func()
 	reserved unsettled // if the Transport has Actual
 	carried  *settling // if a Middleware has reserved for it; nil: none has
+
+	mayReenter bool // it is the first attempt of a carried one
 }
 
 // with returns the function to call at the end of a request whose actual cost a function returns; nil
@@ -246,7 +254,9 @@ func (e requestEnd) with(actual func() int) func() {
 // nothing to be called at its end.
 func (t Transport) enterNew(l inner, r *http.Request, n int) (requestEnd, error) {
 	if s := settlingOf(r.Context()).take(l); s != nil {
-		return t.endOf(s), nil
+		end := t.endOf(s)
+		end.mayReenter = true
+		return end, nil
 	}
 	if n == 0 && t.Actual == nil {
 		return requestEnd{}, nil
@@ -302,7 +312,7 @@ func (t Transport) send(limiter inner, r *http.Request, end requestEnd) (respons
 	if asked.span = min(t.holdFrom(response), t.maxHold()); asked.span > 0 {
 		asked.held = hold(limiter, r, asked.span)
 	}
-	if end.reserved != nil && !(end.carried != nil && t.Retry && t.isRefusal(response, asked)) { // That is to be settled with 0.
+	if end.reserved != nil && !(end.mayReenter && t.Retry && t.isRefusal(response, asked)) { // That may be settled with 0.
 		ends = end.with(t.Actual(response))
 	}
 	withBody = ends != nil && httpout.ReleaseWithBody(response, r.Method, ends)
@@ -393,10 +403,11 @@ func (t Transport) sendAgain(limiter inner, r *http.Request, n int, came time.Ti
 	if !ok {
 		return refusal, nil
 	}
+	wish := time.Time{}
 	if carried != nil {
-		came = carried.asked // It was the Middleware that asked for the first attempt.
+		came, wish = carried.asked, carried.until // It was the Middleware that asked for the first attempt.
 	}
-	end, err := t.reenter(&waitContext{Context: ctx, asked: came}, limiter, carried, n, until, asked.held)
+	end, err := t.reenter(&waitContext{Context: ctx, asked: came, until: wish}, limiter, carried, n, until, asked.held)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
