@@ -16,7 +16,8 @@ import (
 // These methods take the lock of a [Shaper] without lockAt, to save a reading of the clock. They
 // may do so, because none of them makes a publication wrong:
 //
-//   - takeOutcome and reservation.settleUnchanged change nothing that is in a view.
+//   - takeOutcome and reservation.settleUnchanged change nothing that is in a view. (At a bound takeOutcome moves
+//     an instant at which the level was 0 up to now, and a view has a copy.)
 //   - The methods of a parker, [Recording.Arrivals], and shaperLimiter.stats only read.
 //   - seat.release is called only if there is a cap, and [Recording.Stop] only if there is a
 //     Recording. For these, and for a Shaper with a [Bucket], no view is published.

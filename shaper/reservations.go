@@ -109,7 +109,7 @@ type reservation struct {
 	number  uint64 // in the book of the flow; 0: its shadow is still in line
 	early   int64  // by how much it was too great, if it has been settled before its shadow left
 	stands  bool   // it has been settled before that, and its estimate stands
-	refused bool   // Close has refused its shadow, so there is nothing to settle
+	refused bool   // its shadow was refused in line, by Close or at its bound, so there is nothing to settle
 }
 
 // A holder is a key whose bucket a request has left.
