@@ -4,8 +4,8 @@ import (
 	"context"
 )
 
-// await waits until the request, which is in a line, has been given its slot, has been refused (by
-// Close, or in an outage of its [Bucket]), or has a context that is done. It reports whether its
+// await waits until the request, which is in a line, has been given its slot, has been refused (as
+// its state says), or has a context that is done. It reports whether its
 // waiter has been woken. Then finish is to be called.
 //
 // A goroutine begins with 2 KiB of stack, and one that needs a little more gets 4. The runtime
