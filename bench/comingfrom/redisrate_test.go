@@ -33,12 +33,6 @@ var onRedis = []row{
 			require.InDelta(t, float64(limit.Rate)/limit.Period.Seconds(), float64(l.Rate), 1e-12)
 		}
 	}},
-	{"`AllowN(ctx, key, limit, n)`", func(t *testing.T) {
-		theirs, ours := newRedisRivals(t)
-		for _, n := range []int{3, 3, 2, 1} {
-			require.Equal(t, must(theirs.AllowN(ctx, "a", redis_rate.PerHour(5), n)).Allowed == n, ours.AllowN("a", n))
-		}
-	}},
 	{"`Result.Remaining`, `ResetAfter`", func(t *testing.T) {
 		theirs, ours := newRedisRivals(t)
 		result := must(theirs.AllowN(ctx, "a", redis_rate.PerHour(5), 3))

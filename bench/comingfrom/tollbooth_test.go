@@ -2,7 +2,6 @@ package comingfrom
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -56,15 +55,6 @@ var tollboothRows = []row{
 			require.Equal(t, 1, served(3, h, "/a/1", "192.0.2.1"))
 			require.Equal(t, 1, served(3, h, "/a/1", "192.0.2.2"))
 			require.Equal(t, []int{1, 0}[i], served(3, h, "/a/2", "192.0.2.1"), "by path there, by route here")
-		}
-	}},
-	{"`SetIgnoreURL(true)`", func(t *testing.T) {
-		theirs := tollbooth.LimitHandler(newTollbooth(1).SetIgnoreURL(true), site)
-		ours := newGroup(t, "1/s").Middleware(shaper.ByClientIP())(site)
-		for _, h := range []http.Handler{theirs, ours} {
-			require.Equal(t, 1, served(3, h, "/a", "192.0.2.1"))
-			require.Equal(t, 0, served(3, h, "/b", "192.0.2.1"))
-			require.Equal(t, 1, served(3, h, "/a", "192.0.2.2"))
 		}
 	}},
 	{"`SetMethods(names)`", func(t *testing.T) {
@@ -136,20 +126,6 @@ var tollboothRows = []row{
 			require.Equal(t, 1, served(3, h, "/", "192.0.2.1", "X-Team", "a"))
 			require.Equal(t, 1, served(3, h, "/", "192.0.2.1", "X-Team", "b"))
 			require.Equal(t, []int{3, 1}[i], served(3, h, "/", "192.0.2.1"), "without the field there is no limit there")
-		}
-	}},
-	{"`SetMessage(text)`, `SetStatusCode(n)`", func(t *testing.T) {
-		theirs := tollbooth.LimitHandler(newTollbooth(1).SetMessage("later").SetStatusCode(503), site)
-		ours := newGroup(t, "1/s").Middleware(shaper.ByClientIP(),
-			shaper.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, _ error) {
-				w.WriteHeader(http.StatusServiceUnavailable)
-				_, _ = io.WriteString(w, "later")
-			}))(site)
-		for _, h := range []http.Handler{theirs, ours} {
-			require.Equal(t, 200, get(h, "/", "192.0.2.1").StatusCode)
-			refused := get(h, "/", "192.0.2.1")
-			require.Equal(t, 503, refused.StatusCode)
-			require.Equal(t, "later", string(must(io.ReadAll(refused.Body))))
 		}
 	}},
 	{"`SetOnLimitReached(f)`", func(t *testing.T) {

@@ -42,12 +42,6 @@ var uber = []row{
 		require.Equal(t, evenly(5, 1, 100*time.Millisecond), departures(t, 5, take(theirs)))
 		require.Equal(t, evenly(5, 1, 100*time.Millisecond), departures(t, 5, func() error { return ours.Wait(ctx) }))
 	}},
-	{"`WithoutSlack`", func(t *testing.T) {
-		same := evenly(5, 1, 10*time.Millisecond)
-		require.Equal(t, same, afterARest(t, 5, take(ratelimit.New(100, ratelimit.WithoutSlack))))
-		ours := must(shaper.New(shaper.Limits{Rate: 100, Depth: 100}))
-		require.Equal(t, same, afterARest(t, 5, func() error { return ours.Wait(ctx) }))
-	}},
 	{"`WithSlack(k)`", func(t *testing.T) {
 		same := evenly(9, 4, 10*time.Millisecond)
 		require.Equal(t, same, afterARest(t, 9, take(ratelimit.New(100, ratelimit.WithSlack(3)))))
@@ -62,10 +56,5 @@ var uber = []row{
 		require.Equal(t, same, departures(t, 4, take(theirs)))
 		require.Equal(t, same, departures(t, 4, func() error { return ours.Wait(ctx) }))
 		require.Equal(t, same, departures(t, 4, func() error { return text.Wait(ctx) }))
-	}},
-	{"`NewUnlimited()`", func(t *testing.T) {
-		ours := must(shaper.New(shaper.Limits{Rate: rate.Inf}))
-		require.Equal(t, make([]time.Duration, 50), departures(t, 50, take(ratelimit.NewUnlimited())))
-		require.Equal(t, make([]time.Duration, 50), departures(t, 50, func() error { return ours.Wait(ctx) }))
 	}},
 }

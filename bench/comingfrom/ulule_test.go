@@ -60,15 +60,6 @@ var ulule = []row{
 			require.Equal(t, time.Now().Add(time.Duration(5-left)*time.Second), st.EmptyAt)
 		}
 	}},
-	{"`Increment(ctx, key, n)`", func(t *testing.T) {
-		theirs, ours := newUlule(5, 5*time.Second), newGroup(t, "5 per 5s burst 5")
-		require.False(t, must(theirs.Increment(ctx, "a", 4)).Reached)
-		require.True(t, ours.AllowN("a", 4))
-		require.True(t, must(theirs.Increment(ctx, "a", 4)).Reached)
-		require.False(t, ours.AllowN("a", 4))
-		require.Zero(t, must(theirs.Peek(ctx, "a")).Remaining, "what was refused counts")
-		require.Equal(t, 1, ours.Limiter("a").Stats().Free, "what was refused does not")
-	}},
 	{"`Reset(ctx, key)`", func(t *testing.T) {
 		theirs, ours := newUlule(5, time.Hour), newGroup(t, "5/h burst 5")
 		require.Equal(t, 5, count(9, gets(theirs, "a")))
@@ -95,15 +86,6 @@ var ulule = []row{
 				require.Empty(t, a.Header.Get("Retry-After"))
 				require.Equal(t, "10", b.Header.Get("Retry-After"))
 			}
-		}
-	}},
-	{"`stdlib.WithKeyGetter(f)`", func(t *testing.T) {
-		byTeam := func(r *http.Request) string { return r.Header.Get("X-Team") }
-		theirs := stdlib.NewMiddleware(newUlule(1, time.Hour), stdlib.WithKeyGetter(byTeam)).Handler(site)
-		ours := newGroup(t, "1/h").Middleware(shaper.ByHeader("X-Team"))(site)
-		for _, h := range []http.Handler{theirs, ours} {
-			require.Equal(t, 1, served(3, h, "/", "192.0.2.1", "X-Team", "a"))
-			require.Equal(t, 1, served(3, h, "/", "192.0.2.1", "X-Team", "b"))
 		}
 	}},
 	{"`WithTrustForwardHeader(true)`", func(t *testing.T) {

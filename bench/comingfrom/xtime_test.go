@@ -132,10 +132,4 @@ var xTime = []row{
 		require.Equal(t, theirs.Limit(), ours.Limits().Rate)
 		require.Equal(t, theirs.Burst(), ours.Limits().Burst)
 	}},
-	{"`rate.Every(d)`, `rate.Inf`", func(t *testing.T) {
-		for _, l := range []rate.Limit{rate.Every(time.Minute), rate.Inf} {
-			theirs, ours := rate.NewLimiter(l, 1), must(shaper.New(shaper.Limits{Rate: l}))
-			require.Equal(t, count(100, theirs.Allow), count(100, ours.Allow))
-		}
-	}},
 }
