@@ -9,7 +9,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// newPayments is the example of docs/shared.md: one rate for all processes that use the database.
+// newPayments is what docs/shared.md points at: one rate for all processes that use the database.
 func newPayments(ctx context.Context, pool *pgxpool.Pool) (*shaper.Shaper, *pgbucket.Bucket, error) {
 	if err := pgbucket.Migrate(ctx, pool); err != nil { // makes the table, unless it is there
 		return nil, nil, err
@@ -19,7 +19,7 @@ func newPayments(ctx context.Context, pool *pgxpool.Pool) (*shaper.Shaper, *pgbu
 	return s, bucket, err
 }
 
-// sweepNow is the example of docs/shared.md for the rows of keys that nobody uses any more.
+// sweepNow is the same for the rows of keys that nobody uses any more.
 func sweepNow(ctx context.Context, bucket *pgbucket.Bucket) (int64, error) {
 	deleted, err := bucket.Sweep(ctx) // once an hour, from one of the processes
 	return deleted, err

@@ -89,7 +89,7 @@ var faults = []fault{
 }
 
 // Whatever happens, the processes together keep the pace, but for the exceptions in
-// docs/shared.md; every unit is accounted for, and each process takes part again.
+// docs/shared-guarantees.md; every unit is accounted for, and each process takes part again.
 func TestFaultsAreNoLicence(t *testing.T) {
 	t.Parallel()
 	for _, row := range faults {

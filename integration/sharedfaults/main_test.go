@@ -5,7 +5,7 @@
 // in its environment: it makes a Shaper with a shared bucket, sends requests through it as
 // the plan says, and writes down each departure with the instant at which the shaper let
 // it leave. The clock of those instants is the same for all processes. When the fleet has
-// ended, the log of all departures is merged and judged by guarantee G1 of docs/shared.md:
+// ended, the log of all departures is merged and judged by guarantee G1 of docs/shared-guarantees.md:
 // every window of length W has at most ⌊(W + D) / T⌋ + Burst departures. That holds on a
 // machine that is busy as well, as a late process drops its slots. How near the rate a fleet
 // comes, how long it takes to recover, and how equal the shares are depends on the machine, so
