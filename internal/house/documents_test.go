@@ -133,7 +133,7 @@ func TestCommandsOfDocumentsRunSomething(t *testing.T) {
 		}
 		require.Len(t, named.FindAllString(whole, -1), flags, "%s has a flag in no command, or in one that is on two lines", document)
 	}
-	require.Greater(t, found, 12)
+	require.Greater(t, found, 8)
 }
 
 // moduleOf returns the folder of the module that a folder is of.
@@ -280,90 +280,150 @@ var committedRuns = []string{
 	"../../docs/bench/results.bench.txt", "../../docs/bench/shared/results.bench.txt", "../../docs/bench/proxies/results.bench.txt",
 }
 
-// measured matches a figure of a document, its unit, and in an HTML comment, which
-// readers do not see, where it is found: the name of a benchmark and its unit, and
-// for a ratio two of them with " / " between.
-var measured = regexp.MustCompile(`([\d.,]+)( ?[^\d\s|<]*) ?<!-- = ([^>]+) -->`)
+// sources says for the figures of each document where they are found.
+const sources = "../../docs/bench/sources.md"
 
-// below matches a paragraph with figures in its sentences, and the comment below it that says where
-// they are found: for each the figure as it is shown, with its unit, and its source, as in
-// "0.12 = Name unit; 4.3 µs = Name unit".
-var below = regexp.MustCompile(`(?m)((?:^[^\n]+\n)+)\n?^<!-- figures: ([^>]+) -->$`)
+// A place is where figures stand in a document: a row of a table, named by its first cell, or a
+// sentence with a … for each figure.
+type place struct {
+	text string
+	from []string // for each figure the name of a benchmark and its unit, or two of them with " / " between
+}
 
-// shownAs matches what such a comment says of one figure.
-var shownAs = regexp.MustCompile(`^([\d.,]+)( ?\S*) = (.+)$`)
+var (
+	figurePattern = regexp.MustCompile(`(\d+(?:,\d{3})*(?:\.\d+)?)( (?:ns|µs|ms|s)\b)?`) // A figure and, of a time, its unit.
+	rowOfSources  = regexp.MustCompile("(?m)^\\| ([^|]+) \\| `([^`]+)` \\|$")
+	alternatives  = regexp.MustCompile(`\{([^}]+)\}`)
+)
 
 // rateOf matches a rate at which something was measured.
 var rateOf = regexp.MustCompile(`\d[\d,]*/s\b`)
+
+// placesOf returns the places with figures of a document.
+func placesOf(t *testing.T, document string) (places []place) {
+	t.Helper()
+	name := strings.TrimPrefix(document, "../../")
+	_, table, found := strings.Cut(read(t, sources), "\n## "+name+"\n")
+	if !found {
+		return nil
+	}
+	table, _, _ = strings.Cut(table, "\n## ")
+	for _, m := range rowOfSources.FindAllStringSubmatch(table, -1) {
+		at := place{text: m[1]}
+		for source := range strings.SplitSeq(m[2], "; ") {
+			at.from = append(at.from, eachOf(source)...)
+		}
+		places = append(places, at)
+	}
+	require.NotEmpty(t, places, document)
+	return places
+}
+
+// eachOf returns the sources that one with braces stands for: a{b,c}d stands for abd and acd.
+func eachOf(source string) (each []string) {
+	braces := alternatives.FindStringSubmatch(source)
+	if braces == nil {
+		return []string{source}
+	}
+	for value := range strings.SplitSeq(braces[1], ",") {
+		each = append(each, strings.ReplaceAll(source, braces[0], value))
+	}
+	return each
+}
+
+// find returns where the figures of a place begin and end in a document: of each the text, the figure and its unit.
+func (p place) find(t *testing.T, document, text string) (figures [][]int) {
+	t.Helper()
+	pattern := strings.ReplaceAll(regexp.QuoteMeta(p.text), " ", `\s+`)
+	row := !strings.Contains(p.text, "…")
+	if row {
+		pattern = `(?m)^\| ` + pattern + ` \|.*$`
+	} else {
+		pattern = strings.ReplaceAll(pattern, "…", figurePattern.String())
+	}
+	found := regexp.MustCompile(pattern).FindAllStringSubmatchIndex(text, -1)
+	require.Lenf(t, found, 1, "%s: one place is %q", document, p.text)
+	if !row {
+		for i := 2; i < len(found[0]); i += 4 {
+			figures = append(figures, found[0][i:i+4])
+		}
+		return figures
+	}
+	begin := found[0][0] + strings.Index(text[found[0][0]:], " | ") // Behind the cell that says what is measured.
+	for _, m := range figurePattern.FindAllStringSubmatchIndex(text[begin:found[0][1]], -1) {
+		figure := slices.Clone(m[2:6])
+		for i := range figure {
+			if figure[i] >= 0 {
+				figure[i] += begin
+			}
+		}
+		figures = append(figures, figure)
+	}
+	return figures
+}
 
 // Each figure in README and docs that somebody measured is the one of a committed
 // run, rounded to the digits that are shown. SHAPER_UPDATE_FIGURES=1 puts the
 // figures of a new run in.
 func TestFiguresAreThoseOfTheCommittedRun(t *testing.T) {
-	figures := map[string]float64{}
+	measured := map[string]float64{}
 	for _, file := range committedRuns {
 		for name, value := range figuresOf(t, file) {
-			_, twice := figures[name] // NotContains of testify compares with each of the thousands of names.
+			_, twice := measured[name] // NotContains of testify compares with each of the thousands of names.
 			require.Falsef(t, twice, "%s and another committed run have %s", file, name)
-			figures[name] = value
+			measured[name] = value
 		}
 	}
 	update := os.Getenv("SHAPER_UPDATE_FIGURES") != ""
-	found := 0
+	rows := len(rowOfSources.FindAllString(read(t, sources), -1))
 	for _, document := range documents(t) {
 		text := read(t, document)
-		// right returns the figure of the committed run if that is to be put in, and otherwise the one shown, which must be as
-		// great.
-		right := func(entry, shown, unit, source string) string {
-			found++
-			want := lookUp(t, figures, source) / perUnit(unit, source)
-			if update {
-				return rounded(want)
+		fresh := text
+		for _, at := range placesOf(t, document) {
+			rows--
+			figures := at.find(t, document, fresh)
+			require.Lenf(t, figures, len(at.from), "%s: a source for each figure of %q", document, at.text)
+			for i, m := range slices.Backward(figures) { // A figure that is longer moves those behind it.
+				shown, unit := fresh[m[0]:m[1]], ""
+				if m[2] >= 0 {
+					unit = fresh[m[2]:m[3]]
+				}
+				want := lookUp(t, measured, at.from[i]) / perUnit(unit, at.from[i])
+				if update {
+					fresh = fresh[:m[0]] + rounded(want) + fresh[m[1]:]
+					continue
+				}
+				value, digits := parseFigure(t, shown)
+				require.InDeltaf(t, want, value, 0.500001*math.Pow10(-digits), "%s: %q shows %s%s; the committed run has %.4g in %s", document, at.text, shown, unit, want, at.from[i])
 			}
-			value, digits := parseFigure(t, shown)
-			require.InDeltaf(t, want, value, 0.500001*math.Pow10(-digits), "%s: %q; the committed run has %.4g%s", document, entry, want, unit)
-			return shown
 		}
-		fresh := measured.ReplaceAllStringFunc(text, func(figure string) string {
-			m := measured.FindStringSubmatch(figure)
-			return strings.Replace(figure, m[1], right(figure, m[1], m[2], m[3]), 1)
-		})
-		fresh = below.ReplaceAllStringFunc(fresh, func(paragraph string) string {
-			m := below.FindStringSubmatch(paragraph)
-			for entry := range strings.SplitSeq(m[2], "; ") {
-				figure := shownAs.FindStringSubmatch(strings.TrimSpace(entry))
-				require.NotNilf(t, figure, "%s: %q", document, entry)
-				require.Regexpf(t, `(?:^|[^\d.])`+regexp.QuoteMeta(figure[1])+`(?:[^\d]|$)`, m[1], "%s: the figure stands in the paragraph", document)
-				paragraph = strings.ReplaceAll(paragraph, figure[1]+figure[2], right(entry, figure[1], figure[2], figure[3])+figure[2])
-			}
-			return paragraph
-		})
 		if update && fresh != text {
 			require.NoError(t, os.WriteFile(document, []byte(fresh), 0o644))
 		}
 	}
-	require.Greater(t, found, 20, "documents quote figures")
+	require.Zero(t, rows, "sources of no document")
 }
 
 // A table of a benchmark has no figure that is not checked.
 func TestTablesOfBenchmarksAreChecked(t *testing.T) {
 	// The section ends at the heading, or with the document.
-	for document, end := range map[string]string{"../../README.md": "Try it", "../../docs/benchmarks.md": "", "../../docs/shared.md": "Watch it"} {
+	for document, end := range map[string]string{"../../README.md": "Try it", "../../docs/benchmarks.md": ""} {
 		_, section, ok := strings.Cut(read(t, document), "# How it compares\n")
 		require.True(t, ok, document)
 		if end != "" {
 			section, _, ok = strings.Cut(section, "\n## "+end+"\n")
 			require.True(t, ok, document)
 		}
+		places := placesOf(t, document)
 		lines := strings.Split(section, "\n")
 		for i, line := range lines[:len(lines)-1] {
 			cells := strings.Split(line, "|")
 			if len(cells) < 4 || strings.HasPrefix(line, "|---") || strings.HasPrefix(lines[i+1], "|---") {
 				continue
 			}
-			for _, cell := range cells[2:] { // The first one says what is measured.
-				rest := rateOf.ReplaceAllString(measured.ReplaceAllString(cell, ""), "")
-				require.NotRegexpf(t, `\d`, rest, "%s: a figure without its source in %q", document, line)
+			if regexp.MustCompile(`\d`).MatchString(rateOf.ReplaceAllString(strings.Join(cells[2:], "|"), "")) {
+				named := slices.ContainsFunc(places, func(p place) bool { return p.text == strings.TrimSpace(cells[1]) })
+				require.Truef(t, named, "%s: %s has no source of the figures in %q", document, sources, line)
 			}
 		}
 	}
