@@ -69,7 +69,7 @@ func newSite(t testing.TB) *site {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.socket)
 	}}
-	s.client = &http.Client{Transport: transport}
+	s.client = &http.Client{Transport: transport, Timeout: realtime.Patience}
 	s.ctx, s.giveUp = context.WithCancel(context.Background())
 	t.Cleanup(func() {
 		if text, err := os.ReadFile(s.log + ".app"); t.Failed() && err == nil {
@@ -240,7 +240,7 @@ type arrival struct {
 func newUpstream(t testing.TB) *upstream {
 	u := &upstream{}
 	server := httptest.NewServer(u)
-	t.Cleanup(server.Close)
+	realtime.Close(t, server)
 	u.addr = server.Listener.Addr().String()
 	return u
 }

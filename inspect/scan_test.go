@@ -214,7 +214,7 @@ func TestLookingOnWhileAGroupChanges(t *testing.T) {
 	i := inspect.New()
 	i.Add("many", inspect.OfGroup(g, inspect.WithExplain(func(key string) (string, string, int) { return key, "f", 1 })))
 	server := httptest.NewServer(i)
-	t.Cleanup(server.Close)
+	realtime.Close(t, server)
 	t.Cleanup(func() { require.NoError(t, i.Close()) }) // first, as the server waits for its streams
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

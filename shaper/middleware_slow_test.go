@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/made"
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -37,7 +38,7 @@ func TestSlowClientsDoNotHoldAllSeats(t *testing.T) {
 	server.Config.ReadTimeout, server.Config.WriteTimeout = 500*time.Millisecond, 500*time.Millisecond
 	server.Config.ConnContext = shaper.ConnContext
 	server.Start()
-	t.Cleanup(server.Close)
+	realtime.Close(t, server)
 	for i := range 80 {
 		conn, err := net.Dial("tcp", server.Listener.Addr().String())
 		require.NoError(t, err)

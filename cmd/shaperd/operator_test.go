@@ -20,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -36,7 +37,7 @@ func startUpstream(t *testing.T) *upstream {
 		w.WriteHeader(admitted)
 		_, _ = io.WriteString(w, "accepted")
 	}))
-	t.Cleanup(server.Close)
+	realtime.Close(t, server)
 	u.address = server.Listener.Addr().String()
 	return u
 }

@@ -3,6 +3,7 @@
 package realtime
 
 import (
+	"net/http/httptest"
 	"testing"
 	"time"
 )
@@ -38,4 +39,16 @@ func Next[T any](t testing.TB, c <-chan T) (v T) {
 		t.Fatal("nothing came")
 	}
 	return v
+}
+
+// Close closes a server when the test ends. A test that has failed does not wait for the server's handlers: they may wait
+// for something that the test would have done next, and so hide the failure until the time of all tests is over.
+func Close(t testing.TB, server *httptest.Server) {
+	t.Cleanup(func() {
+		if t.Failed() {
+			go server.Close()
+			return
+		}
+		server.Close()
+	})
 }

@@ -29,7 +29,7 @@ func over(t *testing.T, next http.Handler) (g *rig, address string) {
 	server := httptest.NewUnstartedServer(g)
 	server.Config.ConnContext = shaper.ConnContext
 	server.Start()
-	t.Cleanup(server.Close)
+	realtime.Close(t, server)
 	return g, server.Listener.Addr().String()
 }
 
