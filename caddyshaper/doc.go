@@ -144,5 +144,6 @@
 // the metrics of package promshaper, whose label rule is the name of the handler, or the name
 // with "/candidate" or "/site" behind it. For rules in files there are also
 // shaper_config_last_reload_successful and shaper_config_last_reload_success_timestamp_seconds.
-// shape_ready tells load balancers whether to send requests here ([Readiness]).
+// shape_ready tells load balancers whether to send requests here ([Readiness]), and shape_healthy
+// answers 200 as long as the process serves.
 package caddyshaper

@@ -97,6 +97,19 @@ func init() {
 	httpcaddyfile.RegisterHandlerDirective("shape_ready", parseReady)
 	// In front of authentication, and of shape, in whose line a load balancer would wait.
 	httpcaddyfile.RegisterDirectiveOrder("shape_ready", httpcaddyfile.Before, "redir")
+	httpcaddyfile.RegisterHandlerDirective("shape_healthy", parseHealthy)
+	httpcaddyfile.RegisterDirectiveOrder("shape_healthy", httpcaddyfile.Before, "redir")
+}
+
+// parseHealthy reads the directive shape_healthy, whose handler answers 200 as long as the process serves, in front of the
+// line. It has nothing but a matcher.
+func parseHealthy(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	d := helper.Dispenser
+	d.Next()
+	if d.NextArg() || d.NextBlock(0) {
+		return nil, d.Errf("shape_healthy has %q, but takes nothing but a matcher", d.Val())
+	}
+	return caddyhttp.StaticResponse{StatusCode: "200", Body: "healthy\n", Headers: http.Header{"Cache-Control": {"no-store"}}}, nil
 }
 
 // Readiness is the handler that tells load balancers whether to send requests here:

@@ -242,6 +242,14 @@ func (s *Shape) pass(w http.ResponseWriter, r *http.Request) {
 	if ran, ok := r.Context().Value(groups).(map[string]struct{}); ok {
 		*r = *r.WithContext(context.WithValue(r.Context(), groups, maps.Clone(ran)))
 	}
+	// Whose call it is concerns the gateway alone, as a token does.
+	if s.Fair != nil {
+		for _, part := range s.Fair.By {
+			if name, ok := strings.CutPrefix(part, "header:"); ok {
+				r.Header.Del(name)
+			}
+		}
+	}
 	admit(w, r)
 	c := callOf(r)
 	failed, ok := errors.AsType[caddyhttp.HandlerError](c.err)

@@ -41,8 +41,20 @@ With --caddyfile it prints the Caddyfile of the demonstration, as a beginning of
 			fs.Bool("caddyfile", false, "Print the Caddyfile of the demonstration, and end")
 			return fs
 		}(),
-		Func: demo,
+		Func: inWords(demoCommand, demo),
 	})
+}
+
+// inWords returns a command that says on the terminal why it has failed. Caddy would log that, where there is no terminal as JSON.
+func inWords(name string, command caddycmd.CommandFunc) caddycmd.CommandFunc {
+	return func(flags caddycmd.Flags) (int, error) {
+		status, err := command(flags)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "shaperd %s: %v\n", name, err)
+			os.Exit(status)
+		}
+		return status, nil
+	}
 }
 
 // demo serves the demonstration. Like Caddy's run it does not return once it serves: a

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -47,7 +48,7 @@ SHA-256 of its token: printf %s TOKEN | sha256sum. It is read again when it chan
 The page is for browsers of this machine. --print prints a Caddyfile that does the same, for
 shaperd run. --demo shows it all with a provider in memory and ten clients.`,
 		Flags: llmFlags(),
-		Func:  serveLLM,
+		Func:  inWords(llmCommand, serveLLM),
 	})
 	caddy.RegisterNetwork(ownPort, func(ctx context.Context, _, host, port string, _ uint, c net.ListenConfig) (any, error) {
 		return c.Listen(ctx, "tcp", net.JoinHostPort(host, port))
@@ -79,6 +80,7 @@ func llmFlags() *flag.FlagSet {
 	fs.String("page", "127.0.0.1:8081", "`address` of the page and of /metrics; off: there is none")
 	fs.String("usage", "", "`file` for a line of JSON about each call")
 	fs.Int("team-metrics", 0, "how many teams have metrics of their own, the others together as \"other\"")
+	fs.Bool("forwarded", false, "tell the provider of the callers: X-Forwarded-For, -Host and -Proto, and Via")
 	fs.Var(&keepAlive{d: 15 * time.Second}, "keepalive", "`interval` of TCP keep-alive probes to callers that wait; nothing is sent within the connection before the answer")
 	fs.Bool("print", false, "print the Caddyfile, and end")
 	fs.Bool("demo", false, "serve a provider in memory and ten clients")
@@ -117,6 +119,7 @@ type llmOptions struct {
 	listen, page string // page: "" for none
 	usage        string
 	teamMetrics  int
+	forwarded    bool
 	keepAlive    time.Duration
 	grace        time.Duration
 }
@@ -139,7 +142,7 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 		burst:    f.Duration("burst"), wait: f.Duration("wait"), depth: f.Int("depth"), inflight: f.Int("inflight"), bodies: f.Int("bodies"),
 		keyEnv: f.String("key-env"), teams: f.String("teams"),
 		listen: f.String("listen"), page: f.String("page"), usage: f.String("usage"), teamMetrics: f.Int("team-metrics"),
-		grace: time.Minute,
+		forwarded: f.Bool("forwarded"), grace: time.Minute,
 	}
 	if o.keepAlive, err = time.ParseDuration(f.String("keepalive")); err != nil {
 		return o, fmt.Errorf("--keepalive: %w", err)
@@ -346,6 +349,8 @@ func (o *llmOptions) caddyfile() string {
 		}
 	}
 	site(o.listen)
+	line(1, "shape_healthy /-/healthy")
+	line(1, "shape_ready /-/ready")
 	line(1, "shape {")
 	line(2, "quota %s {", o.provider)
 	number(3, "requests", o.quota.Requests)
@@ -380,6 +385,10 @@ func (o *llmOptions) caddyfile() string {
 	line(1, "}")
 	line(1, "reverse_proxy %s {", word(o.upstream.Scheme+"://"+o.upstream.Host))
 	line(2, hostLine)
+	if !o.forwarded {
+		line(2, "header_up -X-Forwarded-* # The provider need not know who calls.")
+		line(2, "header_up -Via")
+	}
 	if o.keyEnv != "" {
 		line(2, keyLines[o.provider], o.keyEnv)
 	}
@@ -393,7 +402,9 @@ func (o *llmOptions) caddyfile() string {
 		line(2, "metrics")
 		line(1, "}")
 		line(1, "handle {")
-		line(2, "shape_inspect")
+		line(2, "shape_inspect {")
+		line(3, "title %s", word("shaperd llm: "+o.provider))
+		line(2, "}")
 		line(1, "}")
 		line(0, "}")
 	}
@@ -435,11 +446,25 @@ func serveLLM(f caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("--key-env: %q, but there is no such environment variable, or it is empty", o.keyEnv)
 	}
 	caddy.TrapSignals()
-	if err := inOwnFolder(o.start); err != nil {
+	if err := o.serve(); err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	fmt.Print(o.welcome())
 	select {}
+}
+
+// serve starts, or says at which port another process listens.
+func (o *llmOptions) serve() error {
+	err := inOwnFolder(o.start)
+	if err == nil || !strings.Contains(err.Error(), syscall.EADDRINUSE.Error()) { // Caddy wraps its text alone.
+		return err
+	}
+	for _, a := range []struct{ flag, address string }{{"page", o.page}, {"listen", o.listen}} {
+		if a.address != "" && strings.Contains(err.Error(), a.address) {
+			return fmt.Errorf("--%s: %q: address already in use, perhaps by another gateway; two of them would pass twice the quota on", a.flag, a.address)
+		}
+	}
+	return err
 }
 
 // start serves as the Caddyfile says, beside any Caddy that runs already.

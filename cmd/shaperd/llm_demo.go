@@ -70,7 +70,7 @@ func demoLLM(f caddycmd.Flags) (int, error) {
 	provider := llmtest.New(llmtest.Config{Dialect: dialect, Quota: o.quota, Answer: demoAnswer})
 	go func() { _ = http.Serve(l, provider) }()
 	caddy.TrapSignals()
-	if err := inOwnFolder(o.start); err != nil {
+	if err := o.serve(); err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	for _, team := range demoTeams {

@@ -62,7 +62,8 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 			}
 			status, text := do(t, args...)
 			require.Equal(t, 1, status)
-			require.Contains(t, strings.ReplaceAll(text, `\"`, `"`), want) // The log is JSON where it is no terminal.
+			require.Regexp(t, "^(shaperd llm|Error): ", text)
+			require.Contains(t, text, want)
 		})
 	}
 }
@@ -91,6 +92,8 @@ const printedCaddyfile = `{
 
 http://:8080 {
 	bind 127.0.0.1
+	shape_healthy /-/healthy
+	shape_ready /-/ready
 	shape {
 		quota openai {
 			requests 500
@@ -106,6 +109,8 @@ http://:8080 {
 	}
 	reverse_proxy https://api.openai.com {
 		header_up Host {upstream_hostport}
+		header_up -X-Forwarded-* # The provider need not know who calls.
+		header_up -Via
 	}
 }
 
@@ -115,7 +120,9 @@ http://:8081 {
 		metrics
 	}
 	handle {
-		shape_inspect
+		shape_inspect {
+			title ` + "`shaperd llm: openai`" + `
+		}
 	}
 }
 `
@@ -178,6 +185,39 @@ func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
 	require.Contains(t, string(text), `"team":"gold"`)
 	for _, secret := range []string{"a prompt", "a token", "the key"} {
 		require.NotContains(t, string(text)+p.Output(), secret)
+	}
+}
+
+// A provider gets what its own client would send. Load balancers ask the gateway, and not the provider, how it is.
+func TestTheProviderIsToldNothingThatConcernsTheGatewayAlone(t *testing.T) {
+	var came http.Header
+	upstream := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { came = r.Header }))
+	defer upstream.Close()
+	for _, c := range []struct {
+		args []string
+		want []string // of what follows
+	}{{nil, nil}, {[]string{"--forwarded"}, []string{"Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}}} {
+		listen := freeAddress(t)
+		p := start(t, append([]string{"llm", "--upstream", upstream.URL, "--requests", "600", "--listen", listen, "--page", "off"}, c.args...)...)
+		p.Says("take turns")
+		for _, path := range []string{"/-/healthy", "/-/ready"} {
+			a := mustGet(t, "http://"+listen+path)
+			require.Equal(t, 200, a.status)
+			require.Contains(t, a.body, path[3:])
+			require.Nil(t, came)
+		}
+		_, err := send(http.MethodGet, "http://"+listen+"/v1/models", "", "X-Team", "gold", "X-Own", "yes")
+		require.NoError(t, err)
+		require.Equal(t, "yes", came.Get("X-Own"))
+		var told []string
+		for _, name := range []string{"Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Team"} {
+			if came.Get(name) != "" {
+				told = append(told, name)
+			}
+		}
+		require.Equal(t, c.want, told)
+		came = nil
+		require.Zero(t, p.Stop(syscall.SIGINT))
 	}
 }
 
@@ -253,7 +293,7 @@ func TestASecondGatewayAtAPortDoesNotStart(t *testing.T) {
 	for _, second := range []string{listen, port(t, listen)} {
 		p := start(t, append(args, second)...)
 		require.Equal(t, 1, p.Wait())
-		require.Contains(t, p.Output(), "address already in use")
+		require.Contains(t, p.Output(), fmt.Sprintf("shaperd llm: --listen: %q: address already in use", second))
 		left, err := filepath.Glob(filepath.Join(p.Command.Dir, "shaperd-demo-*"))
 		require.NoError(t, err)
 		require.Empty(t, left)

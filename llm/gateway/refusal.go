@@ -53,7 +53,15 @@ func (g *Gateway) WriteRetryAfter(h http.Header, r *http.Request, err error) (st
 	return f.status
 }
 
+// longestHeeded is the longest time that all client libraries wait for. Those of OpenAI and Anthropic take a longer Retry-After for
+// none, so that they have used up their retries after two seconds, unless X-Should-Retry says false, which they all heed (openai-node,
+// openai-python, anthropic-sdk-typescript; newer ones heed up to two minutes).
+const longestHeeded = time.Minute
+
 func (f failure) setRetryAfter(h http.Header) {
+	if f.after > longestHeeded {
+		h.Set("X-Should-Retry", "false")
+	}
 	if f.after > 0 {
 		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(f.after.Seconds())), 10))
 		h.Set("Retry-After-Ms", strconv.FormatInt(int64(math.Ceil(float64(f.after)/float64(time.Millisecond))), 10))

@@ -67,6 +67,18 @@ func TestARefusalIsInTheFormOfTheProvider(t *testing.T) {
 	}
 }
 
+// The libraries of OpenAI and Anthropic heed no time above a minute, and would have used up their retries after two seconds.
+func TestALibraryThatWouldNotWaitIsToldNotToRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for after, want := range map[time.Duration]string{59 * time.Second: "", time.Minute: "", time.Minute + time.Millisecond: "false", time.Hour: "false"} {
+			g := newRig(t, "openai", llm.Quota{Requests: 50}, http.NotFoundHandler(), nil)
+			w := httptest.NewRecorder()
+			g.WriteError(w, request(t.Context(), "openai", 1, 1, false), &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: after})
+			require.Equal(t, want, w.Header().Get("X-Should-Retry"), after)
+		}
+	})
+}
+
 // Whoever writes the answer, a call that was refused is told as such, and not as one whose caller has gone.
 func TestARefusalOfAnotherWriterIsNoted(t *testing.T) {
 	g := newRig(t, "openai", llm.Quota{Requests: 50}, http.NotFoundHandler(), func(c *gateway.Config, _ *shaper.Limits) {
