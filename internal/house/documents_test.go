@@ -407,7 +407,7 @@ func TestFiguresAreThoseOfTheCommittedRun(t *testing.T) {
 // A table of a benchmark has no figure that is not checked.
 func TestTablesOfBenchmarksAreChecked(t *testing.T) {
 	// The section ends at the heading, or with the document.
-	for document, end := range map[string]string{"../../README.md": "Try it", "../../docs/benchmarks.md": ""} {
+	for document, end := range map[string]string{"../../README.md": "Documentation", "../../docs/benchmarks.md": ""} {
 		_, section, ok := strings.Cut(read(t, document), "# How it compares\n")
 		require.True(t, ok, document)
 		if end != "" {
