@@ -13,7 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/exact"
-	"example.com/leakybucket/shaper/internal/httpfield"
+	"example.com/leakybucket/internal/httpfield"
 	"example.com/leakybucket/shaper/internal/httpin"
 )
 

@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/httpfield"
+	"example.com/leakybucket/internal/httpfield"
 	"example.com/leakybucket/shaper/internal/httpout"
 )
 

@@ -21,7 +21,7 @@ const importPolicy = `
 	# The idea knows no engine, no file format and no metrics library: whoever
 	# needs a line pays for nothing else. The type of a rate is x/time's, so that
 	# users of its limiter need not convert.
-	shaper: std internal/exact internal/fair internal/settle shaper/shared golang.org/x/time/rate
+	shaper: std internal/exact internal/fair internal/httpfield internal/settle shaper/shared golang.org/x/time/rate
 
 	# What a Bucket is knows no Shaper: whoever writes one needs nothing else.
 	shaper/shared: std
@@ -35,7 +35,7 @@ const importPolicy = `
 
 	# A header field means the same whoever reads or writes it, so the package knows
 	# nothing of a Shaper.
-	shaper/internal/httpfield: std
+	internal/httpfield: std
 
 	# Leaves: what net/http does with a connection, and how a hijack is noticed, can be
 	# read and tested without knowing what a Shaper is. An import of shaper would be a
@@ -43,7 +43,7 @@ const importPolicy = `
 	# (unsafe and syscall: a connection is asked by a call of the kernel's.)
 	shaper/internal/serverconn: std unsafe syscall
 	shaper/internal/hijack: std
-	shaper/internal/httpin: std shaper/internal/httpfield
+	shaper/internal/httpin: std internal/httpfield
 	shaper/internal/httpout: std
 
 	# Two algorithms of the literature, which know nothing of a Shaper: whoever reads

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/httpfield"
+	"example.com/leakybucket/internal/httpfield"
 )
 
 // StatusClientGone is the status that access logs get for a client that has

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/shaper/internal/httpfield"
+	"example.com/leakybucket/internal/httpfield"
 )
 
 func TestExhaustedIsTheLongestResetOfWhatHasNothingLeft(t *testing.T) {

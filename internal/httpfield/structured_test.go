@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/shaper/internal/httpfield"
+	"example.com/leakybucket/internal/httpfield"
 )
 
 // The cases of this file are the working group's public test vectors for structured fields
