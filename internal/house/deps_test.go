@@ -81,6 +81,10 @@ const importPolicy = `
 	# gets no other module with it. (x/time for the type of a rate.)
 	inspect: std shaper internal/limitwords internal/replay golang.org/x/time/rate
 
+	# What finds a rate needs nothing of the engine but that a rate may change, and of HTTP what a
+	# Transport reads of an answer.
+	adapt: std shaper internal/httpfield golang.org/x/time/rate
+
 	# How a text stands in a Caddyfile is said in one place, for whoever writes one. It knows no Caddy.
 	internal/caddyfile: std
 
