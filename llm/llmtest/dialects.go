@@ -71,9 +71,9 @@ func (openAI) countsRefused() bool { return true }
 
 // The fields of the same page: limits, remaining amounts, and Go durations until they are full, as in 1s or 6m0s.
 func (openAI) header(h http.Header, l *limits, now time.Time) {
-	for name, b := range map[string]*bucket{"Requests": &l.requests, "Tokens": &l.tokens} {
-		if b.limit > 0 {
-			h.Set("X-Ratelimit-Limit-"+name, strconv.FormatInt(b.limit, 10))
+	for name, b := range map[string]counter{"Requests": l.requests, "Tokens": l.tokens} {
+		if b.size() > 0 {
+			h.Set("X-Ratelimit-Limit-"+name, strconv.Itoa(b.size()))
 			h.Set("X-Ratelimit-Remaining-"+name, strconv.Itoa(b.remaining(now)))
 			h.Set("X-Ratelimit-Reset-"+name, b.untilFull(now).Round(time.Millisecond).String())
 		}
@@ -178,6 +178,22 @@ func responses(w *writer, c Call, u llm.Usage, next func() int) {
 	event("response.completed", object{"response": completed(whole)})
 }
 
+// compatible is a server with an API of OpenAI's form that says nothing of its limits. It counts what was used: input when a call
+// begins, and output as it is produced.
+type compatible struct{ openAI }
+
+func (compatible) atStart(c Call) llm.Quota {
+	return llm.Quota{Requests: 1, Tokens: c.Input, Input: c.Input, Output: 1}
+}
+
+func (compatible) perOutput(tokens int) llm.Quota { return llm.Quota{Output: tokens, Tokens: tokens} }
+
+// The first token was counted twice.
+func (compatible) atEnd(Call, llm.Usage) llm.Quota { return llm.Quota{Output: 1} }
+
+func (compatible) countsRefused() bool                    { return false }
+func (compatible) header(http.Header, *limits, time.Time) {}
+
 type anthropic struct{ usual }
 
 func (anthropic) parse(r *http.Request, body []byte) (c Call, ok bool) {
@@ -191,29 +207,30 @@ func (anthropic) parse(r *http.Request, body []byte) (c Call, ok bool) {
 // (docs.claude.com/en/api/rate-limits: OTPM is evaluated in real time as tokens are produced, and max_tokens does not
 // factor; tokenmix.ai/blog/claude-rate-exceeded-error-5-fixes-2026 verified it on 2026-06-04).
 func (anthropic) atStart(c Call) llm.Quota {
-	return llm.Quota{Requests: 1, Input: c.Input, Tokens: c.Input, Output: 1}
+	counted := c.Input - c.cached // For most models cached input does not count (the same page).
+	return llm.Quota{Requests: 1, Input: counted, Tokens: counted, Output: 1}
 }
 
 func (anthropic) perOutput(tokens int) llm.Quota { return llm.Quota{Output: tokens, Tokens: tokens} }
 
-// For most models cached input does not count (the same page). The first token was counted twice.
-func (anthropic) atEnd(_ Call, u llm.Usage) llm.Quota {
-	return llm.Quota{Input: u.CacheRead, Tokens: u.CacheRead, Output: 1}
+// Cached input comes back. The first token was counted twice.
+func (anthropic) atEnd(c Call, u llm.Usage) llm.Quota {
+	return llm.Quota{Input: u.CacheRead - c.cached, Tokens: u.CacheRead - c.cached, Output: 1}
 }
 
 // The fields as recorded on 2025-08-21 (rdrr.io/cran/tidyllm, tests/testthat/claude): instants in RFC 3339. Remaining
 // tokens are rounded to thousands (docs.claude.com/en/api/rate-limits).
 func (anthropic) header(h http.Header, l *limits, now time.Time) {
 	h.Set("Date", now.UTC().Format(http.TimeFormat))
-	for name, b := range map[string]*bucket{"Requests": &l.requests, "Tokens": &l.tokens, "Input-Tokens": &l.input, "Output-Tokens": &l.output} {
-		if b.limit == 0 {
+	for name, b := range map[string]counter{"Requests": l.requests, "Tokens": l.tokens, "Input-Tokens": l.input, "Output-Tokens": l.output} {
+		if b.size() == 0 {
 			continue
 		}
 		remaining := b.remaining(now)
 		if name != "Requests" {
 			remaining = (remaining + 500) / 1000 * 1000
 		}
-		h.Set("Anthropic-Ratelimit-"+name+"-Limit", strconv.FormatInt(b.limit, 10))
+		h.Set("Anthropic-Ratelimit-"+name+"-Limit", strconv.Itoa(b.size()))
 		h.Set("Anthropic-Ratelimit-"+name+"-Remaining", strconv.Itoa(remaining))
 		h.Set("Anthropic-Ratelimit-"+name+"-Reset", now.Add(b.untilFull(now)).UTC().Format(time.RFC3339))
 	}
@@ -344,12 +361,11 @@ func (bedrock) parse(r *http.Request, body []byte) (c Call, ok bool) {
 }
 
 // A call reserves the input and max_tokens when it begins, and takes "InputTokenCount + CacheWriteInputTokens +
-// (OutputTokenCount x burndown rate)" when it has ended, here with a rate of 1
-// (docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html, read in 2026-11).
+// (OutputTokenCount x burndown rate)" when it has ended (docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html, read in 2026-11).
 func (bedrock) atStart(c Call) llm.Quota { return llm.Quota{Requests: 1, Tokens: c.Input + c.Most} }
 
 func (bedrock) atEnd(c Call, u llm.Usage) llm.Quota {
-	return llm.Quota{Tokens: c.Input + c.Most - u.Input - u.Output}
+	return llm.Quota{Tokens: c.Input + c.Most - u.Input - c.outputFactor*u.Output}
 }
 
 // A refusal does not say when to come back (docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html, errors).

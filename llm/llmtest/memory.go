@@ -10,7 +10,14 @@ import (
 )
 
 // RoundTrip answers a request of a client. Bytes pass through memory, in the pieces in which they are written.
-func (s *Server) RoundTrip(r *http.Request) (*http.Response, error) {
+func (s *Server) RoundTrip(r *http.Request) (*http.Response, error) { return Client(s).RoundTrip(r) }
+
+// Client returns the other end of a handler in memory, such as a gateway in front of a [Server].
+func Client(h http.Handler) http.RoundTripper { return inMemory{h} }
+
+type inMemory struct{ http.Handler }
+
+func (m inMemory) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(r.Context())
 	served := r.Clone(ctx)
 	if served.Body == nil {
@@ -34,7 +41,7 @@ func (s *Server) RoundTrip(r *http.Request) (*http.Response, error) {
 				panic(p)
 			}
 		}()
-		s.ServeHTTP(w, served)
+		m.ServeHTTP(w, served)
 	}()
 	select {
 	case response := <-w.answered:

@@ -13,7 +13,7 @@ import (
 func NewRequest(ctx context.Context, d Dialect, c Call) *http.Request {
 	path, form, most, stream := "", "", "", ""
 	switch d {
-	case OpenAI:
+	case OpenAI, Compatible:
 		path, form = "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"%s"}]%s}`
 		most, stream = `,"max_completion_tokens":%d`, `,"stream":true,"stream_options":{"include_usage":true}`
 		if c.Responses {

@@ -36,11 +36,15 @@ const (
 	// Anthropic has Messages. It counts input when a call begins, and output as it is produced.
 	Anthropic Dialect = "Anthropic"
 
-	// Gemini has generateContent and streamGenerateContent. It counts input when a call begins.
+	// Compatible has OpenAI's form without its rate-limit fields, as vLLM and Ollama have. It counts input when a call
+	// begins, and output as it is produced.
+	Compatible Dialect = "OpenAI-compatible"
+
+	// Gemini has generateContent and streamGenerateContent. It counts input when a call begins, in each rolling minute.
 	Gemini Dialect = "Gemini"
 
 	// Bedrock has Converse and ConverseStream. It reserves the input and the most tokens of the
-	// answer when a call begins, and settles when the call ends.
+	// answer when a call begins, and gives back what was too much when the call ends.
 	Bedrock Dialect = "Bedrock"
 )
 
@@ -48,12 +52,19 @@ const (
 type Config struct {
 	Dialect Dialect
 
-	// Quota has the limits. Each is a bucket of a minute's quota that drains evenly.
+	// Quota has the limits. Each is a bucket of a minute's quota that drains evenly, and for Gemini a rolling minute.
 	Quota llm.Quota
+
+	// OutputFactor is how many tokens Bedrock counts for a token of output when a call ends; 0 means 1.
+	OutputFactor int
 
 	// Answer says how a call goes; nil returns the zero Answer. It is called for each call that is
 	// within the limits, one at a time.
 	Answer func(Call) Answer
+
+	// Cached returns how much of the input of a call is in a cache, so that it takes no room at Anthropic when the call
+	// begins; nil: as much as CacheRead of its Answer, which comes back when it ends.
+	Cached func(Call) int
 }
 
 // A Call is a request to a [Server].
@@ -65,7 +76,11 @@ type Call struct {
 
 	Responses bool // OpenAI: by Responses, and not by Chat Completions
 
-	wantsUsage bool // OpenAI: of a stream
+	Header http.Header // of the request
+
+	wantsUsage   bool // OpenAI: of a stream
+	cached       int  // of Input, by Config.Cached
+	outputFactor int
 }
 
 // An Answer is how a call goes.
@@ -111,7 +126,7 @@ func New(c Config) *Server {
 	if dialects[c.Dialect] == nil {
 		panic(fmt.Sprintf("llmtest: there is no Dialect %q", c.Dialect))
 	}
-	return &Server{config: c, limits: newLimits(c.Quota)}
+	return &Server{config: c, limits: newLimits(c.Quota, c.Dialect == Gemini)}
 }
 
 // Stats returns the counts so far.
@@ -151,7 +166,7 @@ type dialect interface {
 	answer(w *writer, r *http.Request, c Call, u llm.Usage, next func() int)
 }
 
-var dialects = map[Dialect]dialect{OpenAI: openAI{}, Anthropic: anthropic{}, Gemini: gemini{}, Bedrock: bedrock{}}
+var dialects = map[Dialect]dialect{OpenAI: openAI{}, Compatible: compatible{}, Anthropic: anthropic{}, Gemini: gemini{}, Bedrock: bedrock{}}
 
 // ServeHTTP answers a call.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -168,7 +183,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.fail(w, http.StatusBadRequest)
 		return
 	}
-	c.Input = (len(body) + 3) / 4
+	c.Input, c.outputFactor, c.Header = (len(body)+3)/4, max(1, s.config.OutputFactor), r.Header
 	a, wait, admitted := s.admit(d, &c)
 	switch {
 	case !admitted:
@@ -189,6 +204,9 @@ func (s *Server) admit(d dialect, c *Call) (a Answer, wait time.Duration, admitt
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
+	if s.config.Cached != nil {
+		c.cached = min(s.config.Cached(*c), c.Input)
+	}
 	start := d.atStart(*c)
 	if wait, admitted = s.limits.fit(start, now); !admitted {
 		s.stats.Refused++
@@ -216,7 +234,7 @@ func (s *Server) admit(d dialect, c *Call) (a Answer, wait time.Duration, admitt
 	if c.Most > 0 {
 		a.Output = min(a.Output, c.Most)
 	}
-	a.CacheRead = min(a.CacheRead, a.Input)
+	a.CacheRead = min(max(a.CacheRead, c.cached), a.Input)
 	s.takeLocked(start, now)
 	return a, 0, true
 }

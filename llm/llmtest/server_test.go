@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/llm/llmtest"
 )
 
-var dialects = []llmtest.Dialect{llmtest.OpenAI, llmtest.Anthropic, llmtest.Gemini, llmtest.Bedrock}
+var dialects = []llmtest.Dialect{llmtest.OpenAI, llmtest.Anthropic, llmtest.Gemini, llmtest.Bedrock, llmtest.Compatible}
 
 func request(d llmtest.Dialect, input, most int, stream bool) *http.Request {
 	return llmtest.NewRequest(context.Background(), d, llmtest.Call{Input: input, Most: most, Stream: stream})
@@ -46,6 +46,7 @@ func TestWhatACallTakesOfTheLimits(t *testing.T) {
 		{llmtest.Anthropic, false, llm.Quota{Requests: 1, Tokens: 550, Input: 150, Output: 400}, `{"type":"message_stop"}` + "\n\n"}, // without the cached input, and with what was produced
 		{llmtest.Gemini, false, llm.Quota{Requests: 1, Tokens: 200, Input: 200}, "\r\n\r\n"},                                         // input alone
 		{llmtest.Bedrock, false, llm.Quota{Requests: 1, Tokens: 550}, ""},                                                            // settled
+		{llmtest.Compatible, false, llm.Quota{Requests: 1, Tokens: 600, Input: 200, Output: 400}, "data: [DONE]\n\n"},                // what was used
 	} {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s responses=%v stream=%v", tt.Dialect, tt.responses, stream), func(t *testing.T) {
@@ -86,9 +87,10 @@ func TestACallThatDoesNotFitIsRefused(t *testing.T) {
 		provider    llm.Provider
 	}{
 		{500, 2000, 3, 20 * time.Second, 20 * time.Second, llm.OpenAI},
-		{2000, 1, 2, 20 * time.Millisecond, time.Second, llm.Anthropic}, // 2,001 with the output; whole seconds
-		{2000, 1, 3, 20 * time.Second, 20 * time.Second, llm.Gemini},
-		{500, 1500, 4, 10 * time.Second, time.Second, llm.Bedrock}, // 1,250 when the call has ended; it does not say
+		{2000, 1, 2, 20 * time.Millisecond, time.Second, llm.Anthropic},        // 2,001 with the output; whole seconds
+		{2000, 1, 3, time.Minute, time.Minute, llm.Gemini},                     // a rolling minute
+		{500, 1500, 4, 10 * time.Second, time.Second, llm.Bedrock},             // 1,250 when the call has ended; it does not say
+		{2000, 1, 2, 20 * time.Millisecond, 20 * time.Millisecond, llm.OpenAI}, // 2,001 when the call has ended
 	} {
 		d := dialects[i]
 		t.Run(string(d), func(t *testing.T) {
@@ -122,7 +124,7 @@ func TestACallThatDoesNotFitIsRefused(t *testing.T) {
 
 // OpenAI counts refused requests too, so who sends again at once is refused for longer.
 func TestRefusedRequestsCountAtOpenAI(t *testing.T) {
-	for i, want := range []int{5, 1, 2, 1} {
+	for i, want := range []int{5, 1, 2, 1, 1} {
 		d := dialects[i]
 		synctest.Test(t, func(t *testing.T) {
 			s := llmtest.New(llmtest.Config{Dialect: d, Quota: llm.Quota{Requests: 10, Tokens: 200, Input: 200}})
@@ -138,6 +140,7 @@ func TestRefusedRequestsCountAtOpenAI(t *testing.T) {
 func TestAStreamThatBreaks(t *testing.T) {
 	for i, want := range []llm.Quota{
 		{Requests: 1, Tokens: 1000}, {Requests: 1, Tokens: 400, Input: 200, Output: 200}, {Requests: 1, Tokens: 200, Input: 200}, {Requests: 1, Tokens: 400},
+		{Requests: 1, Tokens: 400, Input: 200, Output: 200},
 	} {
 		d := dialects[i]
 		synctest.Test(t, func(t *testing.T) {
@@ -207,4 +210,52 @@ func TestErrorsInPlaceOfAnswers(t *testing.T) {
 func TestWhatIsNoDialect(t *testing.T) {
 	require.Panics(t, func() { llmtest.New(llmtest.Config{}) })
 	require.Panics(t, func() { request("Mystery", 1, 1, false) })
+}
+
+// Gemini counts each rolling minute, and not a bucket: what was used comes back after a minute, all at once.
+func TestGeminiCountsARollingMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := llmtest.New(llmtest.Config{Dialect: llmtest.Gemini, Quota: llm.Quota{Requests: 2}})
+		status := func() int {
+			response, _ := send(t, s, request(llmtest.Gemini, 100, 100, false))
+			return response.StatusCode
+		}
+		require.Equal(t, 200, status())
+		time.Sleep(50 * time.Second)
+		require.Equal(t, []int{200, 429}, []int{status(), status()})
+		time.Sleep(10*time.Second - 1)
+		require.Equal(t, 429, status())
+		time.Sleep(1)
+		require.Equal(t, []int{200, 429}, []int{status(), status()})
+		time.Sleep(50 * time.Second)
+		require.Equal(t, []int{200, 429}, []int{status(), status()})
+	})
+}
+
+// What a cache has does not count at Anthropic, from the beginning of a call on.
+func TestCachedInputTakesNoRoomAtAnthropic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := llmtest.New(llmtest.Config{Dialect: llmtest.Anthropic, Quota: llm.Quota{Input: 1000},
+			Answer: func(llmtest.Call) llmtest.Answer { return llmtest.Answer{Took: time.Minute} },
+			Cached: func(c llmtest.Call) int { return c.Input * 9 / 10 },
+		})
+		for range 2 {
+			response, err := s.RoundTrip(request(llmtest.Anthropic, 5000, 100, true))
+			require.NoError(t, err)
+			require.Equal(t, 200, response.StatusCode)
+			defer response.Body.Close()
+		}
+		require.Equal(t, 1000, s.Stats().Counted.Input)
+	})
+}
+
+// Some of Bedrock's models count a token of output several times, when a call ends.
+func TestATokenOfOutputMayCountForSeveralAtBedrock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := llmtest.New(llmtest.Config{Dialect: llmtest.Bedrock, OutputFactor: 5, Quota: llm.Quota{Tokens: 10_000}, Answer: func(llmtest.Call) llmtest.Answer {
+			return llmtest.Answer{Output: 400}
+		}})
+		send(t, s, request(llmtest.Bedrock, 200, 1000, false))
+		require.Equal(t, 200+5*400, s.Stats().Counted.Tokens)
+	})
 }
