@@ -17,8 +17,7 @@ const bedrockOutput = 64_000
 // most tokens of the answer when a call begins, and settles when the call ends. So bound the answer: a request without
 // a bound is taken to reserve 64,000 tokens.
 //
-// For some models, such as Claude 3.7 and later, an output token counts as 5. Let Counted return
-// five times the Output then.
+// For some models an output token counts as 5 when the call has ended (OutputFactor).
 var Bedrock = Provider{
 	Estimate: func(r *http.Request) (Usage, error) {
 		input, a, err := asked(r)
@@ -37,6 +36,10 @@ var Bedrock = Provider{
 		return u
 	},
 
+	Counts: Returned,
+
+	OutputFactor: bedrockFactor,
+
 	Usage: func(event []byte) (u Usage, ok bool) {
 		if u, ok = bedrockUsage(event); ok || !bytes.Contains(event, []byte(`"bytes"`)) {
 			return u, ok
@@ -52,6 +55,22 @@ var Bedrock = Provider{
 	Left: func(http.Header) []Left { return nil }, // Bedrock does not say.
 
 	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, nil, nil) },
+}
+
+// bedrockFactor returns the burndown rate of a model's output: 5 for Claude 3.7 Sonnet, Sonnet 4 and Opus 4, and 1 for all others
+// (docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html, read in 2026-11). Later ones of Claude are taken to
+// have it, too: a factor that is too great costs some of the quota, and one that is too small brings refusals.
+func bedrockFactor(model string) int {
+	_, claude, ok := strings.Cut(model, "anthropic.claude-")
+	if !ok {
+		return 1
+	}
+	for _, before := range []string{"v2", "instant", "3-haiku", "3-sonnet", "3-opus", "3-5-"} {
+		if strings.HasPrefix(claude, before) {
+			return 1
+		}
+	}
+	return 5
 }
 
 // isInference reports whether a path is a call of a model that writes an answer. Models that embed or rank texts

@@ -58,6 +58,13 @@ func takesNone(r *http.Request) bool {
 	return r.URL != nil && slices.ContainsFunc(takingNone, func(end string) bool { return strings.HasSuffix(r.URL.Path, end) })
 }
 
+// writesAnswer reports whether a request makes a model write: those that embed or rank texts, or judge them, write nothing.
+func writesAnswer(r *http.Request) bool {
+	return r.URL == nil || !slices.ContainsFunc([]string{"embed", "rerank", "moderations"}, func(part string) bool {
+		return strings.Contains(strings.ToLower(r.URL.Path), part)
+	})
+}
+
 // takingNone are the ends of the paths of such requests.
 var takingNone = []string{
 	"/count_tokens",                     // Anthropic

@@ -90,7 +90,7 @@ func TestEstimates(t *testing.T) {
 // What a call reserves follows from what its provider counts.
 func TestWhatProvidersCount(t *testing.T) {
 	u := llm.Usage{Input: 100, CacheRead: 10, CacheWrite: 5, Output: 300}
-	require.Equal(t, llm.Usage{Input: 115, Output: 185, CacheRead: -1}, llm.OpenAI.Counted(u), "max(300, 115), and nothing is given back")
+	require.Equal(t, llm.Usage{Input: 115, Output: 185}, llm.OpenAI.Counted(u), "max(300, 115)")
 	require.Equal(t, llm.Usage{Input: 100, CacheWrite: 5, Output: 300}, llm.Anthropic.Counted(u))
 	require.Equal(t, llm.Usage{Input: 100, CacheRead: 10, CacheWrite: 5}, llm.Gemini.Counted(u))
 	require.Equal(t, llm.Usage{Input: 100, CacheWrite: 5, Output: 300}, llm.Bedrock.Counted(u))

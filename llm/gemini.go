@@ -26,6 +26,8 @@ var Gemini = Provider{
 		return u
 	},
 
+	Counts: Rolling, // "If your RPM limit is 20, making 21 requests within a minute will result in an error" (the same page).
+
 	// In a stream each chunk has the usage so far. The prompt includes cached tokens, and the
 	// candidates do not include thoughts
 	// (hexdocs.pm/geminix/Geminix.V1beta.UsageMetadata.html, 2025).

@@ -110,16 +110,13 @@ func (m *Meter) Counted() (u Usage, ok bool) {
 	if u, ok = m.Usage(); !ok {
 		return Usage{}, false
 	}
-	counted := m.provider.counted(u)
 	switch {
-	case m.ranNothing():
+	case m.ranNothing(), m.provider.Counts == AtStart && !m.countsItself:
 		return u, true
-	case !isNegative(counted):
-		return counted, true
-	case m.countsItself:
+	case m.provider.Counts == AtStart:
 		return Usage{}, false
 	}
-	return u, true
+	return m.provider.counted(u), true
 }
 
 // Cost returns the actual cost of the call in a bucket of q, or a negative number if the estimate stands. A call that the

@@ -14,8 +14,8 @@ import (
 // alone. A response without rate-limit headers is from a compatible server, such as vLLM or
 // Ollama, and its call settles with the reported usage. Others count in other ways:
 //
-//   - Azure adds the prompt to max_tokens, so let Counted return its argument with a CacheRead of -1;
-//   - Groq counts the usage without cached tokens, so replace Counted as shown at [Provider].
+//   - Azure adds the prompt to max_tokens, so let Counted be nil;
+//   - Groq counts the usage without cached tokens, so replace Counts and Counted as shown at [Provider].
 //
 // A stream of Chat Completions reports usage only if stream_options.include_usage is set.
 var OpenAI = Provider{
@@ -31,8 +31,10 @@ var OpenAI = Provider{
 	// (community.openai.com/t/token-per-minute-rate-limit-for-gpt4-issues/360359, 2023-09).
 	Counted: func(u Usage) Usage {
 		input := sum(u.Input, u.CacheRead, u.CacheWrite)
-		return Usage{Input: input, Output: without(u.Output, input), CacheRead: -1}
+		return Usage{Input: input, Output: without(u.Output, input)}
 	},
+
+	Counts: AtStart,
 
 	Usage: func(event []byte) (u Usage, ok bool) {
 		if !bytes.Contains(event, []byte(`"usage"`)) {

@@ -13,9 +13,10 @@ import (
 // Estimate a call costs a request's share, without Usage the estimate stands.
 //
 // [OpenAI] charges calls at their start and refunds nothing. For a compatible API that has
-// rate-limit headers, and counts the usage, such as Groq's, replace Counted:
+// rate-limit headers, and counts the usage, such as Groq's, replace Counts and Counted:
 //
 //	groq := llm.OpenAI
+//	groq.Counts = llm.AsUsed
 //	groq.Counted = func(u llm.Usage) llm.Usage {
 //		u.CacheRead = 0 // "Cached tokens do not count towards your rate limits."
 //		return u
@@ -28,11 +29,15 @@ type Provider struct {
 
 	// Counted returns the part of a usage that counts towards the provider's limits, for example
 	// without the tokens that were read from a cache. It is applied to estimates and to reported
-	// usage. A negative number counts as 0, and means that the provider charges calls at their
-	// start. Then the estimate stands, if the response has rate-limit headers. A response without
-	// them is from a compatible server, and its call settles with the whole usage. nil means that
-	// everything counts.
+	// usage. A negative number counts as 0. nil means that everything counts.
 	Counted func(Usage) Usage
+
+	// Counts says when the provider counts a call.
+	Counts Counting
+
+	// OutputFactor returns how many tokens the provider counts for a token of a model's output, when a call has ended. nil means
+	// 1 for each model.
+	OutputFactor func(model string) int
 
 	// Usage returns the usage in a JSON body or in one event of a stream; ok reports whether there is any.
 	// Of a stream the last event with usage counts. Where it has 0, the number of an earlier event
@@ -47,6 +52,25 @@ type Provider struct {
 	// leaves the body readable.
 	HoldFor func(*http.Response) time.Duration
 }
+
+// A Counting says when a provider counts the tokens of a call, and what comes back when it has ended.
+type Counting int
+
+const (
+	// AsUsed counts a call as if its usage had been known when it began. Output may count as it is produced.
+	AsUsed Counting = iota
+
+	// AtStart counts what a call asks for when it begins, and nothing comes back: the estimate stands, if the response has
+	// rate-limit headers. A response without them is from a compatible server, and its call settles with the whole usage.
+	AtStart
+
+	// Returned counts what a call asks for when it begins. What was too much comes back when it has ended, also what has drained
+	// meanwhile.
+	Returned
+
+	// Rolling counts as AsUsed, in each rolling minute: the provider has no bucket that drains.
+	Rolling
+)
 
 // A Kind names a limit.
 type Kind string

@@ -86,6 +86,10 @@ func TestCallersAreNeverRefusedAndUseTheQuota(t *testing.T) {
 						First:  first, Took: first + time.Second + time.Duration(random.Int64N(int64(6*time.Second))),
 					}
 				})
+				if d.Counts == llm.Rolling {
+					p.server = llmtest.New(llmtest.Config{Dialect: d.Dialect, Quota: llm.Quota{Requests: 750, Input: 90_000}}) // See docs/llm.md.
+					p.Base = p.server
+				}
 				var all sync.WaitGroup
 				end := time.Now().Add(2 * time.Minute)
 				for i := range 150 {
@@ -225,7 +229,7 @@ func TestACallForWhichNoModelRanTakesARequestsShare(t *testing.T) {
 
 // A refused call has taken nothing, and all others wait until the provider wants more.
 func TestARefusalHoldsTheLineAndCostsNothing(t *testing.T) {
-	for i, said := range []time.Duration{20 * time.Second, 20 * time.Second, 20 * time.Second, time.Second} {
+	for i, said := range []time.Duration{20 * time.Second, 20 * time.Second, time.Minute, time.Second} {
 		d := dialects[i]
 		d.Left = nil
 		synctest.Test(t, func(t *testing.T) {

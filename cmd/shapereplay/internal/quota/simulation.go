@@ -130,7 +130,7 @@ func (s *Simulation) Arrive(r *accesslog.Record) {
 		s.result.NotRun++
 	case !r.Call.Known:
 		s.result.Unknown++
-	case min(settled.Input, settled.Output, settled.CacheRead, settled.CacheWrite) >= 0: // Else the estimate stands; see llm.Provider.
+	case s.setup.Provider != "openai": // There the estimate stands ([llm.AtStart]).
 		charged, actual = settled, s.setup.Quota.Cost(settled)
 	}
 	for _, to := range []*Outcome{&t.Then, &s.result.All.Then} {
