@@ -99,7 +99,7 @@ func (a *attempt) WriteHeader(status int) {
 func (a *attempt) begin() {
 	c, h := a.call, a.Header()
 	c.body.forget()
-	a.meter = llm.NewMeter(c.g.dialect.provider, a.status, h)
+	a.meter = c.metered.Answers(a.status, h)
 	c.g.setLeft(h)
 	c.setTiming(h)
 	c.status = a.status
@@ -213,21 +213,20 @@ func (a *attempt) end(r *http.Request, returned bool) {
 		a.endRefused(r)
 		return
 	}
-	cost := -1
 	if a.meter != nil {
 		isWhole := returned && !a.isBroken && (a.length < 0 || a.written == a.length)
 		a.meter.End(isWhole)
 		if u, ok := a.meter.Usage(); ok {
 			c.reported = &u
-		} else if a.status >= 200 && a.status < 300 && c.estimate.Input > 0 { // Otherwise it is no call of a model.
+		} else if a.status >= 200 && a.status < 300 && c.metered.RunsModel() { // Otherwise it is no call of a model.
 			c.g.faults.note(reasonOf(isWhole), a.status)
 		}
-		cost = c.g.scaled(a.meter.Cost(c.g.config.Quota), math.Ceil)
+		c.metered.Learn()
 	} else if a.status == 0 {
 		c.g.faults.note("no answer has come, and the estimate stands", 0)
 	}
-	c.g.config.Ledger.ended(c.team, c.g.takenFor(c.estimate, a.meter), time.Now())
-	shaper.Settle(r, cost)
+	c.g.config.Ledger.ended(c.team, c.taken(), time.Now())
+	shaper.Settle(r, c.g.scaled(c.metered.Actual(), math.Ceil))
 }
 
 // endRefused settles a call that the provider has refused, and that is not sent again.
@@ -238,7 +237,7 @@ func (a *attempt) endRefused(r *http.Request) {
 		shaper.Settle(r, 0)
 		return
 	}
-	c.g.config.Ledger.ended(c.team, c.g.takenFor(c.estimate, nil), time.Now())
+	c.g.config.Ledger.ended(c.team, c.taken(), time.Now())
 }
 
 // reasonOf says why no usage is known.

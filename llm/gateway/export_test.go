@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"net/http"
 	"time"
 
 	"example.com/leakybucket/llm"
@@ -23,3 +24,8 @@ func (l *Ledger) Refuse(team string) { l.refused(team, time.Now()) }
 
 // Label lets a test say how many teams have a label.
 func (l *Ledger) Label(teams int) { l.follow(subject{labels: teams}) }
+
+// EstimateBy lets a test say what calls take.
+func (g *Gateway) EstimateBy(f func(*http.Request) (llm.Usage, error)) {
+	g.levels.Provider.Estimate = f
+}

@@ -25,6 +25,17 @@ type Config struct {
 	Provider string    // one of Providers
 	Quota    llm.Quota // of a minute
 
+	// Estimate says what a call reserves: learned, what the calls of its team and model have taken ([llm.Estimates]); asked, the
+	// most that it asks for; or a number of tokens for each answer. "" means asked. [DefaultEstimate] returns what suits a
+	// provider.
+	Estimate string
+
+	// Unasked is what a call asks for that does not bound its answer; 0 means that nothing is known.
+	Unasked int
+
+	// OutputFactor is how many tokens bedrock counts for a token of output; 0: by the model.
+	OutputFactor int
+
 	// Line returns the line in which calls wait, with fair queueing ([shaper.WithFairQueue]) and the limits of [Limits].
 	// It is called each time that the line is needed. A call settles in the line that it has left.
 	Line func() *shaper.Shaper
@@ -84,6 +95,7 @@ type Config struct {
 type Gateway struct {
 	config  Config
 	dialect dialect
+	levels  *llm.Levels
 	faults  faultLog
 }
 
@@ -110,12 +122,20 @@ func New(c Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: Config.Bodies is %d, must not be negative", c.Bodies)
 	case c.BodyTimeout < 0:
 		return nil, fmt.Errorf("gateway: Config.BodyTimeout is %v, must not be negative", c.BodyTimeout)
+	case c.Unasked < 0:
+		return nil, fmt.Errorf("gateway: Config.Unasked is %d, must not be negative", c.Unasked)
+	case c.OutputFactor < 0:
+		return nil, fmt.Errorf("gateway: Config.OutputFactor is %d, must not be negative", c.OutputFactor)
 	}
 	c.Bodies, c.BodyTimeout = cmp.Or(c.Bodies, DefaultBodies), cmp.Or(c.BodyTimeout, DefaultBodyTimeout)
 	if c.Ledger == nil {
 		c.Ledger = NewLedger()
 	}
-	g := &Gateway{config: c, dialect: d, faults: faultLog{log: c.Log, last: map[string]faults{}}}
+	levels, err := c.levels(d)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gateway{config: c, dialect: d, levels: levels, faults: faultLog{log: c.Log, last: map[string]faults{}}}
 	if c.Refuse == nil {
 		g.config.Refuse = g.WriteError
 	}
@@ -139,9 +159,6 @@ const millionths = 1_000_000
 // minute returns the number of cost units in a minute's quota.
 func (g *Gateway) minute() float64 { return millionths * g.config.Scale }
 
-// cost returns the cost of a call in the line.
-func (g *Gateway) cost(u llm.Usage) int { return g.scaled(g.config.Quota.Cost(u), math.Ceil) }
-
 // scaled returns a number of millionths in cost units. A negative one stays as it is.
 func (g *Gateway) scaled(n int, round func(float64) float64) int {
 	if n < 0 {
@@ -152,59 +169,45 @@ func (g *Gateway) scaled(n int, round func(float64) float64) int {
 
 // Wrap returns the gateway in front of a handler that passes calls to the provider, such as a reverse proxy. The handler
 // must be ready to serve a request a second time, which is restored before.
-func (g *Gateway) Wrap(next http.Handler) http.Handler {
+func (g *Gateway) Wrap(next http.Handler) http.Handler { return Models{{Gateway: g}}.Wrap(next) }
+
+// inLine returns the line of the gateway in front of a handler.
+func (g *Gateway) inLine(next http.Handler) func() *inLine {
 	options := []shaper.MiddlewareOption{
 		shaper.WithKey(teamOf), shaper.WithReserve(), shaper.WithErrorHandler(g.refuse), shaper.WithLogger(g.config.Refusals),
-		shaper.WithCost(func(r *http.Request) int { return callOf(r.Context()).cost }),
+		shaper.WithCost(func(r *http.Request) int { return callOf(r.Context()).cost() }),
 	}
-	type inLine struct {
-		line *shaper.Shaper
-		http.Handler
-	}
+	passOn := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { callOf(r.Context()).serve(w, r, next) })
 	var latest atomic.Pointer[inLine] // A reload may change the line.
-	lineOf := func() http.Handler {
+	return func() *inLine {
 		line := g.config.Line()
 		if l := latest.Load(); l != nil && l.line == line {
 			return l
 		}
-		l := &inLine{line, shaper.Middleware(line, options...)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			callOf(r.Context()).serve(w, r, line, next)
-		}))}
+		l := &inLine{line, shaper.Middleware(line, options...)(passOn)}
 		latest.Store(l)
 		return l
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := &call{g: g, request: r, arrived: time.Now(), body: &body{of: &g.config.Ledger.bodies}}
-		outer := r.Context()
-		// Handlers around this one may look at the request that they have made, as Caddy's do.
-		*r = *r.WithContext(context.WithValue(outer, callKey{}, c))
-		defer func() {
-			*r = *r.WithContext(outer)
-			c.end(r)
-		}()
-		if err := c.read(w, r); err != nil {
-			if !errors.Is(err, shaper.ErrBody) && !errors.Is(err, errNoRoom) { // After these a deadline has passed.
-				giveUpBody(w, r)
-			}
-			g.refuse(w, r, err)
-			return
-		}
-		c.entered = time.Now()
-		lineOf().ServeHTTP(w, r)
-	})
+}
+
+// An inLine is a line in front of a handler.
+type inLine struct {
+	line *shaper.Shaper
+	http.Handler
 }
 
 // A call is one call on its way. It belongs to the goroutine of its request.
 type call struct {
-	g        *Gateway
-	request  *http.Request // as it came
-	arrived  time.Time
-	team     string
-	model    string
-	estimate llm.Usage
-	cost     int
-	body     *body
-	isWhole  bool // all of the body has come
+	models  Models
+	g       *Gateway      // of its model; the first, until that is known
+	request *http.Request // as it came
+	arrived time.Time
+	team    string
+	model   string
+	metered *llm.Call      // nil: the body has not been read
+	line    *shaper.Shaper // in which the call is, or that it has left
+	body    *body
+	isWhole bool // all of the body has come
 
 	entered time.Time // the line
 	waited  time.Duration
@@ -240,23 +243,25 @@ func (c *call) read(w http.ResponseWriter, r *http.Request) (err error) {
 			return err
 		}
 	}
-	p := c.g.dialect.provider
-	if c.estimate, err = p.Estimate(r); err != nil {
-		return err
-	}
-	c.cost = c.g.cost(p.Counted(c.estimate))
 	whole := []byte(nil)
 	if c.isWhole {
-		whole, rest = head, nil
+		whole = head
+	}
+	c.model = llm.Model(r, whole)
+	if c.g, err = c.models.of(c.model, r); err != nil {
+		return err
+	}
+	if c.metered, err = c.g.levels.Call(c.team, c.model, r); err != nil {
+		return err
+	}
+	if c.isWhole {
+		rest = nil
 		c.body.keep(whole)
 	} else if c.body.hadNoRoom {
 		c.g.faults.note("there is no room for the bodies of calls, which are estimated by their length", 0)
 	}
 	if hasBody {
 		r.Body = &sending{of: c.body, text: head, rest: rest}
-	}
-	if c.g.config.Record != nil {
-		c.model = modelOf(r, whole)
 	}
 	onlyGzip(r.Header)
 	return nil
@@ -279,7 +284,7 @@ func onlyGzip(h http.Header) {
 }
 
 // serve passes the call to the provider, and once more if that has refused it.
-func (c *call) serve(w http.ResponseWriter, r *http.Request, line *shaper.Shaper, next http.Handler) {
+func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	// Handlers around the gateway look at the request that they have made, so the handlers behind it get no other.
 	own := r
 	*c.request = *own
@@ -290,7 +295,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, line *shaper.Shaper
 		shaper.WriteError(w, r, err)
 		return
 	}
-	s := &sender{call: c, w: w, r: r, next: next, line: line, header: w.Header().Clone(), restart: func() {}}
+	s := &sender{call: c, w: w, r: r, next: next, header: w.Header().Clone(), restart: func() {}}
 	c.departs(c.entered)
 	c.isSent = true
 	out := r.WithContext(r.Context())
@@ -300,7 +305,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, line *shaper.Shaper
 		out.GetBody = s.bodyAgain
 	}
 	// The Middleware has reserved for the first attempt.
-	transport := shaper.Transport{Limiter: line, Key: teamOf, Base: s, HoldFor: s.holdFor, Retry: true}
+	transport := shaper.Transport{Limiter: c.line, Key: teamOf, Base: s, HoldFor: s.holdFor, Retry: true}
 	_, err := transport.RoundTrip(out)
 	s.restart()
 	a := s.last
@@ -319,6 +324,9 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, line *shaper.Shaper
 		a.passOn(int64(a.captured.Len()))
 	}
 }
+
+// cost returns what the call reserves in its line.
+func (c *call) cost() int { return c.g.scaled(c.metered.Cost(), math.Ceil) }
 
 // hasWaited notes how long the call has been in line, if it ends there.
 func (c *call) hasWaited() {
@@ -341,7 +349,6 @@ type sender struct {
 	w      http.ResponseWriter
 	r      *http.Request
 	next   http.Handler
-	line   *shaper.Shaper
 	header http.Header   // of w before the first attempt
 	first  *http.Request // a copy of r from then; nil: the call can't be sent again
 
@@ -390,7 +397,7 @@ func (s *sender) holdFor(*http.Response) time.Duration {
 	if s.last.captured == nil {
 		return 0 // If it was too long to be captured, the line is held already.
 	}
-	if line := s.g.config.Line(); line != s.line { // A reload has changed the line meanwhile.
+	if line := s.g.config.Line(); line != s.call.line { // A reload has changed the line meanwhile.
 		line.Hold(s.last.pause)
 	}
 	return s.last.pause
@@ -410,7 +417,7 @@ func suspendWriteTimeout(w http.ResponseWriter, r *http.Request) (restart func()
 
 // refuse refuses a call in the provider's place, and notes it, whoever writes the response.
 func (g *Gateway) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	c, status := callOf(r.Context()), failureOf(r, err).status
+	c, status := callOf(r.Context()), g.failureOf(r, err).status
 	c.hasWaited()
 	if c.status = status; status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		g.config.Ledger.refused(c.team, time.Now())

@@ -30,7 +30,8 @@ type Ledger struct {
 	labelled map[string]*Total // with labels of their own: the first that came
 	refusals uint64
 
-	bodies bodies // with a lock of its own
+	bodies  bodies        // with a lock of its own
+	learned llm.Estimates // likewise; a reload forgets nothing
 }
 
 // A subject is the gateway that a [Ledger] counts for.

@@ -36,10 +36,42 @@ func Providers() []string { return slices.Sorted(maps.Keys(dialects)) }
 // and the most tokens of the answer, when a call begins. Calls of the others settle with their usage.
 func compatible() llm.Provider {
 	p := llm.OpenAI
-	p.Counted = func(u llm.Usage) llm.Usage {
-		return llm.Usage{Input: u.Input + u.CacheRead + u.CacheWrite, Output: u.Output, CacheRead: -1}
-	}
+	p.Counted = nil
 	return p
+}
+
+// The words of [Config].Estimate; any other is a number.
+const (
+	learned = "learned"
+	asked   = "asked"
+)
+
+// DefaultEstimate returns the [Config].Estimate that suits a provider: openai and bedrock count what a call asks for.
+func DefaultEstimate(provider string) string {
+	if provider == "openai" || provider == "bedrock" {
+		return asked
+	}
+	return learned
+}
+
+// levels returns the levels of a Config whose provider is known.
+func (c *Config) levels(d dialect) (*llm.Levels, error) {
+	l := &llm.Levels{Provider: d.provider, Quota: c.Quota, Unasked: c.Unasked}
+	if c.OutputFactor > 0 {
+		l.Provider.OutputFactor = func(string) int { return c.OutputFactor }
+	}
+	switch how := c.Estimate; how {
+	case "", asked:
+	case learned:
+		l.Estimates = &c.Ledger.learned
+	default:
+		n, err := strconv.Atoi(how)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("gateway: Config.Estimate is %q, must be learned, asked, or a number of tokens above 0", how)
+		}
+		l.Output = n
+	}
+	return l, nil
 }
 
 // limitFields are the prefixes of the providers' rate-limit headers.

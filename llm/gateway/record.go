@@ -1,14 +1,7 @@
 package gateway
 
 import (
-	"encoding/json"
-	"net/http"
-	"net/url"
-	"regexp"
-	"strings"
 	"time"
-
-	"example.com/leakybucket/llm"
 )
 
 // StatusGone is the status in a [Record] of a call whose caller went before the response: while the call waited, with a
@@ -46,8 +39,11 @@ type Actual struct {
 func (c *call) record() Record {
 	r := Record{
 		Time: c.arrived.UTC(), Team: c.team, Model: c.model,
-		Estimate: Used{c.estimate.Input, c.estimate.Output},
-		Waited:   c.waited.Seconds(), Status: c.status, HeldByProvider: c.retried,
+		Waited: c.waited.Seconds(), Status: c.status, HeldByProvider: c.retried,
+	}
+	if c.metered != nil {
+		u := c.metered.Estimate()
+		r.Estimate = Used{u.Input, u.Output}
 	}
 	if !c.left.IsZero() {
 		r.Duration = time.Since(c.left).Seconds()
@@ -59,45 +55,8 @@ func (c *call) record() Record {
 	return r
 }
 
-// longestModel bounds the kept bytes of the name of a model, which a caller writes.
-const longestModel = 256
-
-// modelOf returns the model that a call names in its body, or in its path as Gemini, Bedrock and Azure have it.
-func modelOf(r *http.Request, body []byte) string {
-	var named struct{ Model string }
-	_ = json.Unmarshal(body, &named) // A body that is no such object names none.
-	if named.Model == "" {
-		named.Model = modelInPath(r)
-	}
-	return strings.Clone(named.Model[:min(len(named.Model), longestModel)]) // The rest would be kept with it.
-}
-
-func modelInPath(r *http.Request) string {
-	parts := strings.Split(r.URL.EscapedPath(), "/")
-	for i, part := range parts[:len(parts)-1] {
-		if part == "models" || part == "model" || part == "deployments" {
-			name := parts[i+1]
-			if r.Method == http.MethodPost {
-				name = methodOfGoogle.ReplaceAllString(name, "")
-			}
-			if plain, err := url.PathUnescape(name); err == nil {
-				return plain
-			}
-		}
-	}
-	return ""
-}
-
-// methodOfGoogle is the method behind the model in a path of Google's, such as :generateContent or :countTokens. Names of
-// Bedrock's models have a number behind a colon.
-var methodOfGoogle = regexp.MustCompile(`:[A-Za-z]+$`)
-
-// takenFor returns the entry in the ledger for a call that has ended.
-func (g *Gateway) takenFor(estimate llm.Usage, m *llm.Meter) Taken {
-	if m != nil {
-		if counted, ok := m.Counted(); ok {
-			return takenBy(counted)
-		}
-	}
-	return takenBy(g.dialect.provider.Counted(estimate))
+// taken returns the entry in the ledger for a call that has ended.
+func (c *call) taken() Taken {
+	u, _ := c.metered.Counted()
+	return takenBy(u)
 }

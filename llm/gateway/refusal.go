@@ -37,10 +37,11 @@ func (g *Gateway) WriteError(w http.ResponseWriter, r *http.Request, err error) 
 	f := g.failureOf(r, err)
 	h := w.Header()
 	f.setRetryAfter(h)
-	g.setLeft(h)
 	if c, ok := r.Context().Value(callKey{}).(*call); ok {
+		g = c.g
 		c.setTiming(h)
 	}
+	g.setLeft(h)
 	g.writeFailure(w, f)
 }
 
@@ -121,7 +122,10 @@ func (g *Gateway) failureOf(r *http.Request, err error) failure {
 // failureOf returns the failure for an error.
 func failureOf(r *http.Request, err error) failure {
 	_, isTooLong := errors.AsType[*http.MaxBytesError](err)
+	unknown, isUnknown := errors.AsType[*unknownModelError](err)
 	switch {
+	case isUnknown:
+		return failure{http.StatusNotFound, unknown.told(), 0}
 	case errors.Is(err, errNoToken):
 		return failure{http.StatusUnauthorized, "The call has no valid token of the gateway.", 0}
 	case isTooLong:
@@ -152,9 +156,9 @@ func byStatus(words map[int]string, status int, other string) string {
 
 // The form of OpenAI (openai.com's OpenAPI description 2.3.0, 2025).
 func failOpenAI(_ http.Header, f failure) any {
-	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "invalid_request_error", 408: "invalid_request_error", 413: "invalid_request_error", 429: "requests"}, f.status, "server_error")
+	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "invalid_request_error", 404: "invalid_request_error", 408: "invalid_request_error", 413: "invalid_request_error", 429: "requests"}, f.status, "server_error")
 	code := any(nil)
-	if word := byStatus(map[int]string{401: "invalid_api_key", 429: "rate_limit_exceeded"}, f.status, ""); word != "" {
+	if word := byStatus(map[int]string{401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}, f.status, ""); word != "" {
 		code = word
 	}
 	return object{"error": object{"message": f.message, "type": kind, "param": nil, "code": code}}
@@ -162,13 +166,13 @@ func failOpenAI(_ http.Header, f failure) any {
 
 // The form and the types of docs.claude.com/en/api/errors, read in 2026-11.
 func failAnthropic(_ http.Header, f failure) any {
-	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "authentication_error", 408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error"}, f.status, "api_error")
+	kind := byStatus(map[int]string{400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error"}, f.status, "api_error")
 	return object{"type": "error", "error": object{"type": kind, "message": f.message}}
 }
 
 // The form of google.rpc.Status in JSON, with RetryInfo (google/rpc/error_details.proto).
 func failGoogle(_ http.Header, f failure) any {
-	kind := byStatus(map[int]string{400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 408: "DEADLINE_EXCEEDED", 413: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}, f.status, "INTERNAL")
+	kind := byStatus(map[int]string{400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 404: "NOT_FOUND", 408: "DEADLINE_EXCEEDED", 413: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}, f.status, "INTERNAL")
 	failed := object{"code": f.status, "message": f.message, "status": kind}
 	if f.after > 0 {
 		failed["details"] = []object{{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": strconv.FormatFloat(f.after.Seconds(), 'f', -1, 64) + "s"}}
@@ -178,7 +182,7 @@ func failGoogle(_ http.Header, f failure) any {
 
 // The form of docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html, errors, read in 2026-11.
 func failBedrock(h http.Header, f failure) any {
-	h.Set("X-Amzn-Errortype", byStatus(map[int]string{400: "ValidationException", 401: "AccessDeniedException", 408: "ModelTimeoutException", 413: "ValidationException",
+	h.Set("X-Amzn-Errortype", byStatus(map[int]string{400: "ValidationException", 401: "AccessDeniedException", 404: "ResourceNotFoundException", 408: "ModelTimeoutException", 413: "ValidationException",
 		429: "ThrottlingException", 503: "ServiceUnavailableException"}, f.status, "InternalServerException"))
 	return object{"message": f.message}
 }

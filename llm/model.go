@@ -1,0 +1,42 @@
+package llm
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+)
+
+// longestModel bounds the kept bytes of the name of a model, which a caller writes.
+const longestModel = 256
+
+// Model returns the model that a call names in its body, or in its path as Gemini, Bedrock and Azure have it; "" if it names none.
+func Model(r *http.Request, body []byte) string {
+	var named struct{ Model string }
+	_ = json.Unmarshal(body, &named) // A body that is no such object names none.
+	if named.Model == "" {
+		named.Model = modelInPath(r)
+	}
+	return strings.Clone(named.Model[:min(len(named.Model), longestModel)]) // The rest would be kept with it.
+}
+
+func modelInPath(r *http.Request) string {
+	parts := strings.Split(r.URL.EscapedPath(), "/")
+	for i, part := range parts[:len(parts)-1] {
+		if part == "models" || part == "model" || part == "deployments" {
+			name := parts[i+1]
+			if r.Method == http.MethodPost {
+				name = methodOfGoogle.ReplaceAllString(name, "")
+			}
+			if plain, err := url.PathUnescape(name); err == nil {
+				return plain
+			}
+		}
+	}
+	return ""
+}
+
+// methodOfGoogle is the method behind the model in a path of Google's, such as :generateContent or :countTokens. Names of
+// Bedrock's models have a number behind a colon.
+var methodOfGoogle = regexp.MustCompile(`:[A-Za-z]+$`)
