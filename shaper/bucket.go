@@ -58,6 +58,7 @@ type rare struct {
 
 	ledger       ledger  // nil: nobody keeps one
 	level        level   // of the flow; nil: it has none
+	remote       remote  // the same, if it is one; else nil
 	keptOutUntil int64   // see flow.keptOutUntil
 	bounds       *bounds // of those in line; nil: none has had one
 }
@@ -72,11 +73,19 @@ type ledger interface {
 	// rescaled is told when the interval was another one until now. Neither is 0.
 	rescaled(b *bucket, from exact.Interval)
 
-	// leaves is told when a request that has an account in the ledger leaves the line now, at the slot
-	// line.since.
-	leaves(d *dispatcher, ln *line, w *waiter, now int64)
+	// leaves is told when a request that has an account in the ledger has left the line of a flow.
+	leaves(d *dispatcher, f *flow, b *bucket, w *waiter, by leaving)
 	// givesUp is told when such a request gives up in line, or after it has left.
 	givesUp(b *bucket, w *waiter)
+
+	settled() *settlements // the counts of what has been settled
+}
+
+// A leaving is how a request leaves the line: at a slot, which may be rounded as rare.sinceRounded says.
+type leaving struct {
+	slot    exact.Nanos
+	rounded bool
+	now     int64
 }
 
 // ledger returns the ledger of a bucket; nil if nobody keeps one.
@@ -302,6 +311,8 @@ type plan struct {
 	inLine     time.Duration // how long a request may be in line ([WithLineTimeout]); 0: for ever
 	users      int32         // in a Group, the number of buckets that have this plan
 	uncapped   bool          // no request takes a seat, whatever InFlight is, as this is a dry run
+	several    bool          // the flow has further levels
+	returns    bool          // settle gives back all that was reserved too much
 	leftAtUnit uint8         // the unit of bucket.leftAt is 1<<leftAtUnit nanoseconds
 }
 

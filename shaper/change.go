@@ -125,7 +125,7 @@ func (d *dispatcher) holdUntilLocked(f *flow, now, until int64) {
 
 // changeLocked puts other limits in force for a flow.
 func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
-	if lv := f.level(); lv != nil {
+	if lv := f.remote(); lv != nil {
 		lv.change(to)
 		if to.interval.IsZero() {
 			f.letIn()
@@ -170,6 +170,7 @@ func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
 	p.uncapped = d.letsAllThrough() // It is unknown when a request would have ended that had left later.
 	p.inLine = d.lineTimeout.of(l)
+	p.several = d.further != nil
 	if d.levels != nil {
 		d.levels.plan(p)
 	}

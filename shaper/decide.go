@@ -3,6 +3,7 @@ package shaper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"math/bits"
 	"time"
@@ -14,6 +15,60 @@ import (
 type companions struct {
 	account account // nil: no ledger keeps one
 	ender   ender   // is told of the end of its wait; nil: nobody is
+	outlay  *outlay // nil: it costs nothing at further levels, and its turn costs the same
+}
+
+// costs returns what a request costs at further levels; nil: nothing.
+func (r *request) costs() *moreCosts {
+	if r.with == nil || r.with.outlay == nil {
+		return nil
+	}
+	return &r.with.outlay.costs
+}
+
+// outlay returns the outlay of a request in a flow with further levels, and makes it if there is none.
+func (r *request) outlay() *outlay {
+	if r.with == nil {
+		r.with = new(companions)
+	}
+	if r.with.outlay == nil {
+		r.with.outlay = new(outlay)
+	}
+	return r.with.outlay
+}
+
+// checkCosts returns the costs of a call at the level of the bucket of a flow, and at further levels; or an error if there
+// are more or fewer than levels, or one is negative. The lock need not be held.
+func (d *dispatcher) checkCosts(call string, given []int) (n int64, more moreCosts, err error) {
+	levels := 1
+	if d.attachments != nil && d.further != nil {
+		levels += len(d.further.buckets())
+	}
+	if len(given) != levels {
+		return 0, more, fmt.Errorf("shaper: %s has %d costs, must have %d: one for the Limits and one for each meter", call, len(given), levels)
+	}
+	for i, cost := range given {
+		switch {
+		case cost < 0:
+			return 0, more, ErrNegativeCost
+		case i > 0:
+			more[i-1] = int64(cost)
+		}
+	}
+	return int64(given[0]), more, nil
+}
+
+// isFree reports whether a request costs nothing at any level.
+func (r *request) isFree() bool {
+	return r.cost == 0 && (r.costs() == nil || *r.costs() == moreCosts{})
+}
+
+// takesTurn notes what the turn of a request costs, at the rates that are in force now.
+func (r *request) takesTurn(d *dispatcher) {
+	if d.ordered && d.further != nil {
+		o := r.outlay()
+		o.turn = d.further.turnOf(r.cost, &o.costs)
+	}
 }
 
 // An ender is told of the end of a request that has waited. The lock is held.
@@ -97,9 +152,10 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 // decideAttachedLocked is decideLocked for a dispatcher that is not plain. Plain ones never get here, so
 // they do not pay for asking what is attached.
 func (d *dispatcher) decideAttachedLocked(f *flow, now int64, r *request) decision {
-	if lv := f.level(); lv != nil {
+	if lv := f.remote(); lv != nil {
 		return d.decideByLevelLocked(lv, f, now, r)
 	}
+	r.takesTurn(d)
 	if r.kind == reentry && d.letsAllThrough() {
 		r.kind = newcomer
 		if c := r.claim(); c != nil {
@@ -115,7 +171,7 @@ func (d *dispatcher) decideAttachedLocked(f *flow, now int64, r *request) decisi
 }
 
 // decideByLevelLocked is decideLocked for a flow with a level.
-func (d *dispatcher) decideByLevelLocked(lv level, f *flow, now int64, r *request) decision {
+func (d *dispatcher) decideByLevelLocked(lv remote, f *flow, now int64, r *request) decision {
 	answer, why := lv.decide(now, r.cost, r.deadline, r.kind)
 	switch answer {
 	case passes:
@@ -199,8 +255,8 @@ func (r *request) mustTellEnd(d *dispatcher, f *flow) bool {
 func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
 	f.bucket.noteLeftAt(now)
-	if r.with != nil && r.with.account != nil {
-		r.with.account.pass(d, f, now)
+	if r.with != nil {
+		r.passWithLocked(d, f, now)
 	}
 	if f.capped() {
 		f.lineOrNew().seatsTaken++
@@ -208,6 +264,16 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	}
 	f.countPass(d.totals, now)
 	return decision{event: departedEvent} // Nobody is in line, or it would wait behind them.
+}
+
+// passWithLocked is passLocked for the companions of a request.
+func (r *request) passWithLocked(d *dispatcher, f *flow, now int64) {
+	if f.bucket.several {
+		d.further.pass(now, r.cost, r.with.outlay)
+	}
+	if r.with.account != nil {
+		r.with.account.pass(d, f, now)
+	}
 }
 
 // refuseLocked refuses a request. It makes an error only if that is seen.
@@ -224,7 +290,9 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	if r.with != nil && r.with.account != nil {
 		r.with.account.enter(d, f, w)
 	}
-	if lv := f.level(); lv != nil && r.kind != reentry {
+	if f.bucket.several {
+		d.further.enter(w, r.outlay())
+	} else if lv := f.remote(); lv != nil && r.kind != reentry {
 		lv.enters(now, r.cost)
 	}
 	head := ln.head
@@ -260,7 +328,13 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 	if r.kind != allow {
 		v.findRoom(f.line)
 	}
-	j.wait, j.refusal = v.judge(now, v.leaves(r.cost), r)
+	leaves := int64(0)
+	if f.bucket.several {
+		leaves = f.leavesLast(&v, r.cost, r.costs())
+	} else {
+		leaves = v.leaves(r.cost)
+	}
+	j.wait, j.refusal = v.judge(now, leaves, r)
 	if d.gate != nil {
 		j.refusal = d.gate.judge(f, now, j.refusal)
 	}
@@ -308,8 +382,7 @@ func (f *flow) judgeReentry(now int64, r *request, p phase) (j judgement) {
 		return j
 	}
 	v := f.view()
-	_, ahead := f.lineOrNone().before(r, nil)
-	j.wait = timeUntil(v.leavesAfter(v.bucketInstants, ahead, r.cost), now)
+	j.wait = timeUntil(f.leavesBehind(&v, f.before(r), r.cost, r.costs()), now)
 	if j.wait == 0 && !(f.waiting() == 0 && f.hasSeat()) {
 		j.wait = 1 // The line is at rest for a while, and so is this one.
 	}
@@ -387,7 +460,7 @@ func (v *view) leavesIn(now int64, w linePlace) time.Duration {
 
 // nextLeavesIn returns how long it takes until the head of a line leaves.
 func (v *view) nextLeavesIn(now int64, ln *line) time.Duration {
-	return v.leavesIn(now, linePlace{1, v.leavesAfter(v.bucketInstants, 0, ln.head.cost)})
+	return v.leavesIn(now, v.placeBehind(ln.flow, load{}, ln.head))
 }
 
 // seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0 if
@@ -456,7 +529,7 @@ func (f *flow) view() view {
 // viewFor returns the view of a flow for a newcomer of a cost, without room.
 func (f *flow) viewFor(now, cost int64) view {
 	v := f.view()
-	if lv := f.level(); lv != nil {
+	if lv := f.remote(); lv != nil {
 		v.placeless = lv.placeless(now, cost)
 	}
 	return v
@@ -472,8 +545,44 @@ func (v *view) findRoom(ln *line) {
 
 // placeOf returns the place of the k-th request in line, from 1.
 func (v *view) placeOf(ln *line, k int) linePlace {
+	if v.several {
+		l, next := load{}, ln.walk()
+		w := next()
+		for ; k > 1; k-- {
+			l = ln.flow.behind(l, w)
+			w = next()
+		}
+		return v.placeBehind(ln.flow, l, w)
+	}
 	w, ahead := ln.ahead(k)
 	return linePlace{k, v.leavesAfter(v.bucketInstants, ahead, w.cost)}
+}
+
+// placeBehind returns the place of a request in line, which is behind a load.
+func (v *view) placeBehind(f *flow, l load, w *waiter) linePlace {
+	p := linePlace{place: int(l.n) + 1}
+	if v.several {
+		p.leaves = f.further().leavesBehind(l, w.cost, f.further().of(w))
+	} else {
+		p.leaves = v.leavesAfter(v.bucketInstants, l.cost, w.cost)
+	}
+	return p
+}
+
+// leavesBehind returns when a request with these costs leaves behind others in line.
+func (f *flow) leavesBehind(v *view, l load, n int64, costs *moreCosts) int64 {
+	if v.several {
+		return f.further().leavesBehind(l, n, costs)
+	}
+	return v.leavesAfter(v.bucketInstants, l.cost, n)
+}
+
+// leavesLast is view.leaves for a flow with further levels.
+func (f *flow) leavesLast(v *view, n int64, costs *moreCosts) int64 {
+	if v.tooCostly(n) || f.further().tooCostly(costs) {
+		return neverFits
+	}
+	return f.further().leavesBehind(f.inLine(), n, costs)
 }
 
 // neverFits stands for the instant at which a request would leave that can never fit.

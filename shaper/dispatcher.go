@@ -71,8 +71,9 @@ const (
 
 // attachments are what options attach to a dispatcher, beside the order of its line.
 type attachments struct {
-	levels levels // nil: the levels are the flows' own
-	gate   gate   // nil: none
+	levels  levels        // nil: the levels are the flows' own
+	gate    gate          // nil: none
+	further furtherLevels // of a Shaper, the only flow of which has them; nil: none
 }
 
 // noAttachments serves all dispatchers without any. It is only read.
@@ -157,7 +158,7 @@ func (d *dispatcher) prepare(o options, t *ticker, w *watch) {
 	d.attachments = &noAttachments
 	d.waiters.most = maxSpares
 	t.serve(d, o.coarse)
-	attached := attachments{levels: o.shared.newLevels(d), gate: o.newGate()}
+	attached := attachments{levels: o.shared.newLevels(d), gate: o.newGate(), further: o.newMeters(d)}
 	if d.plain = attached == noAttachments; !d.plain {
 		d.attachments = new(attachments)
 		*d.attachments = attached
@@ -246,7 +247,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 				d.totals.missed += b.coldOrNone().missed - missed
 			}
 			if w.is(accounted) {
-				b.ledger().leaves(d, ln, w, at)
+				b.ledger().leaves(d, ln.flow, b, w, leaving{ln.since, b.rare.sinceRounded, at})
 			}
 		} else if !lv.leave(w, at) {
 			d.rearm = true
@@ -304,6 +305,9 @@ func (ln *line) giveUpLocked(d *dispatcher, w *waiter, now int64, s state) (newH
 	if w.is(accounted) {
 		ln.flow.bucket.ledger().givesUp(&ln.flow.bucket, w)
 	}
+	if ln.flow.bucket.several {
+		d.further.goes(w)
+	}
 	if ln.head == head {
 		return false
 	}
@@ -324,7 +328,7 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 		}
 		d.due.update(ln)
 	}
-	if lv := f.level(); lv != nil {
+	if lv := f.remote(); lv != nil {
 		lv.moved(d.clock) // Without a line, too: what a request has given back may be of use elsewhere.
 	}
 	if ln == nil {

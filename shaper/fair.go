@@ -135,9 +135,9 @@ func (q *fairQueue) keys() int { return q.turns.Keys() }
 func (q *fairQueue) push(w *waiter, r turn) {
 	var item *fair.Item[inLine]
 	if r.reentry {
-		item = q.turns.PushReentry(r.key, r.weight, r.cost, inLine{w: w})
+		item = q.turns.PushReentry(r.key, r.weight, r.pays, inLine{w: w})
 	} else {
-		item = q.turns.Push(r.key, r.weight, r.cost, inLine{w: w})
+		item = q.turns.Push(r.key, r.weight, r.pays, inLine{w: w})
 	}
 	w.index = int32(len(q.items))
 	q.items = append(q.items, item)
@@ -181,7 +181,7 @@ func (q *fairQueue) forget(i int32) {
 	}
 }
 
-func (q *fairQueue) giveBack(r turn) { q.turns.GiveBack(r.key, r.cost) }
+func (q *fairQueue) giveBack(r turn) { q.turns.GiveBack(r.key, r.pays) }
 
 // waiterOf returns the waiter of an item; nil if that is nil.
 func waiterOf(item *fair.Item[inLine]) *waiter {
@@ -211,8 +211,16 @@ func (q *fairQueue) aheadUpTo(r turn, without *waiter, most int64) (n int32, cos
 	if without != nil {
 		item = q.items[without.index]
 	}
-	count, cost := q.turns.AheadUpTo(r.key, r.weight, r.cost, r.reentry, item, most)
+	count, cost := q.turns.AheadUpTo(r.key, r.weight, r.pays, r.reentry, item, most)
 	return int32(count), cost
+}
+
+func (q *fairQueue) eachAhead(r turn, without *waiter, see func(*waiter) bool) {
+	var item *fair.Item[inLine]
+	if without != nil {
+		item = q.items[without.index]
+	}
+	q.turns.EachAhead(r.key, r.weight, r.pays, r.reentry, item, func(i *fair.Item[inLine]) bool { return see(i.Value.w) })
 }
 
 // judge judges a newcomer that finds requests in line, and may wait.
@@ -227,7 +235,7 @@ func (q *fairQueue) aheadUpTo(r turn, without *waiter, most int64) (n int32, cos
 //go:noinline
 func (q *fairQueue) judge(f *flow, now int64, r turn) (j judgement) {
 	v := f.viewFor(now, r.cost)
-	if v.tooCostly(r.cost) {
+	if v.tooCostly(r.cost) || v.several && f.further().tooCostly(r.costs) {
 		j.refusal.reason = refusedCostly
 		return j
 	}
@@ -238,25 +246,44 @@ func (q *fairQueue) judge(f *flow, now int64, r turn) (j judgement) {
 			return j
 		}
 	}
-	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
+	j.wait = max(timeUntil(f.leavesBehind(&v, f.inLine(), r.cost, r.costs), now), 1)
 	if j.refusal = v.lateness(now, j.wait, r.ends); j.refusal.reason == notRefused && !r.forecast {
 		return j
 	}
-	most := int64(exact.Forever)
-	if !r.forecast {
-		most = v.mostAhead(now, r)
-	}
-	n, ahead := q.aheadUpTo(r, over, most)
-	if ahead > most && n > fair.Counted {
-		j.refusal.retryAfter = v.retryAfter(now, j.wait, r.ends, newcomer) // There may be more of them.
+	ahead, isAll := q.loadAhead(f, &v, now, r, over)
+	if !isAll {
+		j.refusal.retryAfter = v.retryAfter(now, j.wait, r.ends, newcomer)
 		return j
 	}
-	v.waiting, v.ahead = n, ahead
-	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
+	v.waiting = ahead.n
+	j.wait = max(timeUntil(f.leavesBehind(&v, ahead, r.cost, r.costs), now), 1)
 	if j.refusal = v.lateness(now, j.wait, r.ends); j.refusal.reason != notRefused {
 		j.refusal.retryAfter = v.retryAfter(now, j.wait, r.ends, newcomer)
 	}
 	return j
+}
+
+// loadAhead returns the load of those that leave before a newcomer. Once the newcomer is known to be too late there
+// may be more of them: then isAll is false.
+func (q *fairQueue) loadAhead(f *flow, v *view, now int64, r turn, without *waiter) (l load, isAll bool) {
+	if !v.several {
+		most := int64(exact.Forever)
+		if !r.forecast {
+			most = v.mostAhead(now, r)
+		}
+		l.n, l.cost = q.aheadUpTo(r, without, most)
+		return l, l.cost <= most || l.n <= fair.Counted
+	}
+	isAll = true
+	q.eachAhead(r, without, func(w *waiter) bool {
+		l = f.behind(l, w)
+		if l.n%fair.Counted == 1 && l.n > 1 && !r.forecast {
+			wait := max(timeUntil(f.leavesBehind(v, l, r.cost, r.costs), now), 1)
+			isAll = v.lateness(now, wait, r.ends).reason == notRefused
+		}
+		return isAll
+	})
+	return l, isAll
 }
 
 // mostAhead returns the greatest cost of requests behind which a request is not too late; -1 if it is
@@ -276,7 +303,7 @@ func (v *view) mostAhead(now int64, r turn) int64 {
 }
 
 func (q *fairQueue) outlasting(r turn) *waiter {
-	return waiterOf(q.turns.Outlasting(r.key, r.weight, r.cost))
+	return waiterOf(q.turns.Outlasting(r.key, r.weight, r.pays))
 }
 
 func (q *fairQueue) pushedOut(w *waiter, retryAfter time.Duration) {
@@ -362,14 +389,20 @@ func LongestKeys(s *Shaper, max int) []KeyLine {
 		if len(found) >= max {
 			break
 		}
-		found = append(found, keyLineOf(item, now))
+		found = append(found, keyLineOf(&s.flow, item, now))
 	}
 	return found
 }
 
 // keyLineOf returns the line of a key at an instant, of its first request. Leaves is not set.
-func keyLineOf(item *fair.Item[inLine], now int64) KeyLine {
+func keyLineOf(f *flow, item *fair.Item[inLine], now int64) KeyLine {
 	ln := item.Line()
+	if f.bucket.several { // Its turns cost something else.
+		ln.Cost = 0
+		for i := ln.First; i != nil; i = i.Next() {
+			ln.Cost = exact.Sum(ln.Cost, i.Value.w.cost)
+		}
+	}
 	since := item.Value.w.at
 	if w := waiterOf(ln.FirstNewcomer); w != nil {
 		since = min(since, w.at)
@@ -380,16 +413,15 @@ func keyLineOf(item *fair.Item[inLine], now int64) KeyLine {
 // appendKeys appends the first n keys.
 func (q *fairQueue) appendKeys(to []KeyLine, n int, f *flow, o origin, now int64) []KeyLine {
 	v, next := f.view(), q.turns.Walk()
-	ahead := int64(0)
-	for place := 1; len(to) < n; place++ {
+	for ahead := (load{}); len(to) < n; {
 		item := next()
 		if item.IsFirst() {
-			wait := v.leavesIn(now, linePlace{place, v.leavesAfter(v.bucketInstants, ahead, item.Cost())})
-			line := keyLineOf(item, now)
+			wait := v.leavesIn(now, v.placeBehind(f, ahead, item.Value.w))
+			line := keyLineOf(f, item, now)
 			line.Leaves = o.timeOf(exact.Sum(now, int64(wait)))
 			to = append(to, line)
 		}
-		ahead = exact.Sum(ahead, item.Cost())
+		ahead = f.behind(ahead, item.Value.w)
 	}
 	return to
 }

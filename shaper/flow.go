@@ -18,12 +18,25 @@ type flow struct {
 	entered  int64 // when the latest call that was counted came; -1: there was none
 }
 
-// A level says when the requests of a flow may leave, in the place of the flow's own bucket. Then that
-// is an estimate, by which waits are predicted as always. A flow of a plain Shaper has none.
-//
-// The only level is one that processes share in a [Bucket] (shared_flow.go). The dispatcher's lock is held
-// when its methods are called, unless they say otherwise.
+// A level says when the requests in the line of a flow may leave, in the place of the flow's own bucket. A flow
+// of a plain Shaper has none. A level is either remote, or furtherLevels. The dispatcher's lock is held when its
+// methods are called, and the methods of those, unless they say otherwise.
 type level interface {
+	// mayLeave returns the instant from which on the head of the line may leave, if it has a seat by then;
+	// forever if that is unknown.
+	mayLeave(head *waiter) int64
+	// leave lets the head of the line leave. If it may not, it refuses those that have waited too long, and
+	// returns false.
+	leave(head *waiter, now int64) (left bool)
+	// giveBack undoes the departure of a request from the line, if no other has followed.
+	giveBack(w *waiter, with *companions)
+}
+
+// A remote is a level that is kept elsewhere. The flow's own bucket is an estimate then, by which waits are
+// predicted as always. The only one is a level that processes share in a [Bucket] (shared_flow.go).
+type remote interface {
+	level
+
 	// decide decides upon a request that comes now, as far as the level can tell. Its kind is kind.
 	decide(now, cost, deadline int64, kind entryKind) (levelAnswer, rejection)
 	// ask is called without the lock for a request about which decide has answered mustAsk. It returns
@@ -39,19 +52,11 @@ type level interface {
 	enters(now, cost int64) // a newcomer is about to enter the line
 	passed(cost int64)      // a request has left as it came, as decide has answered passes
 
-	// mayLeave returns the instant from which on the head of the line may leave, if it has a seat by then;
-	// forever if that is unknown.
-	mayLeave(head *waiter) int64
 	// nextBound returns the instant at which a request is refused next because it has waited too long;
 	// forever: none is.
 	nextBound() int64
-	// leave lets the head of the line leave. If it may not, it refuses those that have waited too long, and
-	// returns false.
-	leave(head *waiter, now int64) (left bool)
 	// waitedTooLong returns why leave has refused a request at an instant.
 	waitedTooLong(at int64) rejection
-	// giveBack undoes the departure of a request from the line, if no other has followed.
-	giveBack(w *waiter)
 	// moved is told that the line, its seats or the level have changed.
 	moved(now int64)
 
@@ -62,6 +67,100 @@ type level interface {
 	refusesAll(now int64) bool // a newcomer is refused whatever the line and the limits are
 	stats() BucketStats
 }
+
+// furtherLevels are the levels of a flow beside the one of its bucket, in the same process: a request leaves when all
+// have room for it. Behind them are meters (meters.go).
+type furtherLevels interface {
+	level
+
+	attach(f *flow)
+	buckets() []bucket // that have these levels
+
+	turnOf(n int64, costs *moreCosts) int64               // what a key pays for a turn, in a line with an order
+	tooCostly(costs *moreCosts) bool                      // whether a request can never fit at one of them
+	pass(now, n int64, o *outlay)                         // a request has left as it came
+	enter(w *waiter, o *outlay)                           // a request enters the line
+	goes(w *waiter)                                       // and is in line no more, and has not left
+	of(w *waiter) *moreCosts                              // what a request in line costs
+	inLine() *moreCosts                                   // what all in line cost, saturating
+	leavesBehind(l load, n int64, costs *moreCosts) int64 // when a request leaves behind others in line
+}
+
+// maxMore is how many further levels a flow may have.
+const maxMore = 7
+
+// moreCosts are costs at the further levels of a flow.
+type moreCosts [maxMore]int64
+
+// An outlay is what a request costs beside its cost at the level of the bucket.
+type outlay struct {
+	costs moreCosts
+	turn  int64 // what its key pays for its turn, in a line with an order; 0: its cost
+
+	// raises are, if it has left, how often each level had been raised then, modulo 2³². The first is the one of the
+	// bucket.
+	raises [1 + maxMore]uint32
+}
+
+// A load is how many requests are ahead of one in line, and their costs, saturating.
+type load struct {
+	n    int32
+	cost int64
+	more *moreCosts // nil: nothing
+}
+
+// behind returns the load of those behind a request in line, which is behind a load.
+func (f *flow) behind(l load, w *waiter) load {
+	l.n++
+	l.cost = exact.Sum(l.cost, w.cost)
+	if f.bucket.several {
+		l.more = l.more.plus(f.further().of(w))
+	}
+	return l
+}
+
+// plus adds costs to c, which is made if it is nil.
+func (c *moreCosts) plus(o *moreCosts) *moreCosts {
+	if c == nil {
+		c = new(moreCosts)
+	}
+	for i, n := range o {
+		c[i] = exact.Sum(c[i], n)
+	}
+	return c
+}
+
+// before returns the load of those in line that would leave before a request that enters now.
+func (f *flow) before(r *request) (l load) {
+	ln := f.lineOrNone()
+	switch {
+	case !f.bucket.several:
+		l.n, l.cost = ln.before(r, nil)
+	case ln.order != nil:
+		ln.order.eachAhead(r.turn(), nil, func(w *waiter) bool {
+			l = f.behind(l, w)
+			return true
+		})
+	default: // Only a retry asks.
+		for w := ln.head; w != nil && w.is(reentered); w = w.next {
+			l = f.behind(l, w)
+		}
+	}
+	return l
+}
+
+// inLine returns the load of all in line.
+func (f *flow) inLine() load {
+	ln := f.lineOrNone()
+	l := load{n: ln.len, cost: ln.cost.total()}
+	if f.bucket.several {
+		l.more = f.further().inLine()
+	}
+	return l
+}
+
+// further returns the further levels of a flow that has some.
+func (f *flow) further() furtherLevels { return f.bucket.rare.level.(furtherLevels) }
 
 // A levelAnswer is the decision of a level upon a request.
 type levelAnswer uint8
@@ -83,8 +182,21 @@ func (f *flow) level() level {
 	return nil
 }
 
-// setLevel sets the level of a flow.
-func (f *flow) setLevel(lv level) { f.bucket.rareOrNew().level = lv }
+// remote returns the level of a flow if that is remote; nil: the flow's own bucket has it.
+func (f *flow) remote() remote {
+	if r := f.bucket.coldOrNone().rare; r != nil {
+		return r.remote
+	}
+	return nil
+}
+
+// setRemote sets the level of a flow; nil: it has none any more.
+func (f *flow) setRemote(lv remote) {
+	r := f.bucket.rareOrNew()
+	if r.level, r.remote = lv, lv; lv == nil {
+		r.level = nil // And no level that holds nil.
+	}
+}
 
 // keptOutUntil returns until when the gate keeps newcomers out of the flow; never: it never does, and 0: it
 // has not.
@@ -150,8 +262,8 @@ func (f *flow) nextInLine() int64 {
 	at := f.headMayLeave()
 	if r := f.bucket.coldOrNone().rare; r != nil {
 		at = min(at, f.nextBound())
-		if r.level != nil {
-			at = min(at, r.level.nextBound())
+		if r.remote != nil {
+			at = min(at, r.remote.nextBound())
 		}
 	}
 	return at

@@ -124,8 +124,11 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	if err := o.validateBlock("NewGroup"); err != nil {
 		return nil, err
 	}
-	if o.fair != nil {
+	switch {
+	case o.fair != nil:
 		return nil, errFairGroup
+	case len(o.meters) > 0:
+		return nil, errMetersGroup
 	}
 	g := &Group[K]{limits: limits, maxKeys: int64(o.maxKeys), reloading: make(chan struct{}, 1)}
 	g.seed = maphash.MakeSeed()
@@ -290,7 +293,7 @@ func (s *keyShard[K]) bucketKey(key K) (levelKey, error) {
 //
 //go:noinline
 func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key levelKey) {
-	if kf.Value.level() != nil || kf == s.closedFlow || kf == s.unlimited {
+	if kf.Value.remote() != nil || kf == s.closedFlow || kf == s.unlimited {
 		return
 	}
 	if kf.Home != keyed.Own {

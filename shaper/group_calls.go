@@ -148,7 +148,7 @@ func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFl
 //go:noinline
 func (s *keyShard[K]) askBucketFor(key K, kf *keyedFlow[K], r *request) decision {
 	asked := *r // The level keeps it, and r is on the stack of its call.
-	dec := kf.Value.level().ask(&asked, func(_ int64, dec decision) { s.noteLocked(s, key, &asked, dec) })
+	dec := kf.Value.remote().ask(&asked, func(_ int64, dec decision) { s.noteLocked(s, key, &asked, dec) })
 	*r = asked
 	return dec
 }

@@ -207,7 +207,7 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	case used != nil:
 		kf.Value.inheritFrom(&used.Value)
 	}
-	if overflow.levels != nil && kf.Value.level() == nil {
+	if overflow.levels != nil && kf.Value.remote() == nil {
 		overflow.leaseLocked(kf, bucketKey)
 		defer overflow.levels.forget(&kf.Value)
 	}
@@ -293,7 +293,7 @@ func (f *flow) drainedAt() int64 {
 
 // givenPlan returns the plan that was given to the flow.
 func (f *flow) givenPlan() *plan {
-	if lv := f.level(); lv != nil {
+	if lv := f.remote(); lv != nil {
 		return lv.given()
 	}
 	return f.bucket.plan
@@ -317,7 +317,7 @@ func (s *keyShard[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
 // lease is in use, that is unknown.
 func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
 	at := max(f.drains(now), f.keptOutUntil())
-	if lv := f.level(); lv != nil && lv.busy(s.clock) {
+	if lv := f.remote(); lv != nil && lv.busy(s.clock) {
 		at = max(at, now+int64(keyed.Resolution))
 	}
 	return at
@@ -325,7 +325,7 @@ func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
 
 // idleLocked reports whether a bucket is as a new one.
 func (s *keyShard[K]) idleLocked(f *flow, now int64) bool {
-	lv := f.level()
+	lv := f.remote()
 	return f.drained(now) && f.keptOutUntil() <= now && !(lv != nil && lv.busy(s.clock))
 }
 

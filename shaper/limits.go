@@ -69,33 +69,36 @@ type Limits struct {
 
 // Validate returns nil if [New] and [Shaper.SetLimits] accept l, else an error that
 // names the field and quotes its value.
-func (l Limits) Validate() error {
+func (l Limits) Validate() error { return l.validate("Limits.") }
+
+// validate is Validate for fields whose names begin with a text.
+func (l Limits) validate(of string) error {
 	switch r := l.Rate; {
 	case r == rate.Inf:
 	case math.IsNaN(float64(r)) || r <= 0:
-		return fmt.Errorf("shaper: Limits.Rate is %v, must be above 0", float64(r))
+		return fmt.Errorf("shaper: %sRate is %v, must be above 0", of, float64(r))
 	case r > maxRate:
-		return fmt.Errorf("shaper: Limits.Rate is %v, must be at most 1e9 per second (or rate.Inf)", float64(r))
+		return fmt.Errorf("shaper: %sRate is %v, must be at most 1e9 per second (or rate.Inf)", of, float64(r))
 	case r < rate.Limit(1/horizon.Seconds()):
-		return fmt.Errorf("shaper: Limits.Rate is %v, must be at least 1 per 365 days", float64(r))
+		return fmt.Errorf("shaper: %sRate is %v, must be at least 1 per 365 days", of, float64(r))
 	}
 	switch {
 	case l.Burst < 0:
-		return fmt.Errorf("shaper: Limits.Burst is %d, must not be negative", l.Burst)
+		return fmt.Errorf("shaper: %sBurst is %d, must not be negative", of, l.Burst)
 	case l.Depth < 0:
-		return fmt.Errorf("shaper: Limits.Depth is %d, must not be negative", l.Depth)
+		return fmt.Errorf("shaper: %sDepth is %d, must not be negative", of, l.Depth)
 	case l.MaxWait < 0:
-		return fmt.Errorf("shaper: Limits.MaxWait is %v, must not be negative", l.MaxWait)
+		return fmt.Errorf("shaper: %sMaxWait is %v, must not be negative", of, l.MaxWait)
 	case l.Slack < 0:
-		return fmt.Errorf("shaper: Limits.Slack is %v, must not be negative", l.Slack)
+		return fmt.Errorf("shaper: %sSlack is %v, must not be negative", of, l.Slack)
 	case l.InFlight < 0:
-		return fmt.Errorf("shaper: Limits.InFlight is %d, must not be negative", l.InFlight)
+		return fmt.Errorf("shaper: %sInFlight is %d, must not be negative", of, l.InFlight)
 	}
 	if float64(l.burst())/float64(l.Rate) < 0.999*horizon.Seconds() {
 		return nil // So far from the bound there is no need for the exact interval, which takes 15 µs.
 	}
 	if exact.IntervalOf(l.Rate).Times(l.burst()).Exceeds(horizon) {
-		return fmt.Errorf("shaper: Limits.Burst is %d, which at Limits.Rate %v takes more than 365 days to drain", l.Burst, float64(l.Rate))
+		return fmt.Errorf("shaper: %sBurst is %d, which at %sRate %v takes more than 365 days to drain", of, l.Burst, of, float64(l.Rate))
 	}
 	return nil
 }

@@ -258,7 +258,7 @@ func (f *flow) nextBound() int64 {
 func (ln *line) refusesOneLocked(d *dispatcher, now int64) (again bool) {
 	f := ln.flow
 	at, leaves, patience := f.nextBound(), f.headMayLeave(), int64(exact.Forever)
-	if lv := f.level(); lv != nil {
+	if lv := f.remote(); lv != nil {
 		patience = lv.nextBound()
 	}
 	switch {
@@ -301,13 +301,18 @@ func (r *request) rejectOverdueLocked(d *dispatcher, f *flow) rejection {
 	if c := r.claim(); c != nil {
 		again.ctx = &claim{c.Context, unknown, exact.Sum(now, c.until-r.entered)}
 	}
+	if f.bucket.several {
+		anew := *r.outlay()
+		again.with = &companions{outlay: &anew}
+		again.takesTurn(d)
+	}
 	after := d.judgeLocked(f, now, &again).refusal.retryAfter
 	v := f.viewFor(now, r.cost)
-	next := v.expected(timeUntil(v.leavesAfter(v.bucketInstants, 0, r.cost), now))
+	next := v.expected(timeUntil(f.leavesBehind(&v, load{}, r.cost, r.costs()), now))
 	if f.waiting() > 0 {
 		next = v.leavesIn(now, v.placeOf(f.line, 1))
 	}
-	if lv := f.level(); lv != nil && lv.refusesAll(now) {
+	if lv := f.remote(); lv != nil && lv.refusesAll(now) {
 		next = max(next, lv.waitedTooLong(now).retryAfter)
 	}
 	return rejection{reason: refusedLate, retryAfter: max(after, next, 1), also: waitedTooLong}

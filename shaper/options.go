@@ -27,6 +27,7 @@ type options struct {
 	maxKeys int
 	shared  sharedOptions
 	fair    *fairQueue // nil: WithFairQueue is not set
+	meters  []Meter
 
 	lineTimeout lineTimeout
 }
@@ -48,7 +49,25 @@ func (o *options) validate(l Limits) error {
 	if err := o.validateLineTimeout("New"); err != nil {
 		return err
 	}
+	if err := o.validateMeters(); err != nil {
+		return err
+	}
 	return o.validateFair()
+}
+
+// validateMeters returns why WithMeters can't be used; nil if it can, or is not set.
+func (o *options) validateMeters() error {
+	switch {
+	case len(o.meters) == 0:
+		return nil
+	case o.shared.asked:
+		return errors.New("shaper: New: WithMeters and WithBucket don't go together: all levels of a decision are in one process")
+	case o.dryRun:
+		return errors.New("shaper: New: WithMeters and WithDryRun don't go together")
+	case o.block > 0:
+		return errors.New("shaper: New: WithMeters and WithBlock don't go together")
+	}
+	return validateMeters(o.meters)
 }
 
 // newGate returns the gate of a dispatcher; nil: it needs none.

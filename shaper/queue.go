@@ -212,8 +212,10 @@ type order interface {
 	walk() func() *waiter
 
 	// ahead returns how many of those in line would leave before a request that enters now,
-	// and their cost, saturating. It leaves out a waiter, unless that is nil.
+	// and what their turns cost, saturating. It leaves out a waiter, unless that is nil.
 	ahead(r turn, without *waiter) (n int32, cost int64)
+	// eachAhead calls a function with each of those, in any order, until it returns false.
+	eachAhead(r turn, without *waiter, see func(w *waiter) bool)
 
 	// weigh returns the key and the weight of a request that comes with a key, or nil. The lock is not held.
 	weigh(key any) (any, uint16)
@@ -236,7 +238,9 @@ type order interface {
 type turn struct {
 	key      string
 	weight   int
+	pays     int64 // what its key pays: the cost, unless it has an outlay
 	cost     int64
+	costs    *moreCosts // at further levels; nil: none
 	ends     ends
 	reentry  bool
 	forecast bool // it only asks
@@ -245,7 +249,11 @@ type turn struct {
 // turn returns the request's turn, in a line with an order.
 func (r *request) turn() turn {
 	key, _ := r.key.(string)
-	return turn{key, int(r.weight), r.cost, r.ends(), r.kind == reentry, r.ctx == nil}
+	t := turn{key, int(r.weight), r.cost, r.cost, r.costs(), r.ends(), r.kind == reentry, r.ctx == nil}
+	if t.costs != nil {
+		t.pays = r.with.outlay.turn
+	}
+	return t
 }
 
 // queue is the line of the requests that wait, first in, first out unless it has an order. It is a

@@ -43,9 +43,14 @@ func (rs *reservations) rises(b *bucket, at exact.Nanos, rounded bool) {
 
 func (rs *reservations) emptied() { rs.Forget() }
 
+func (rs *reservations) settled() *settlements { return &rs.settlements }
+
 func (rs *reservations) rescaled(b *bucket, from exact.Interval) { rs.Rescale(from, b.interval) }
 
-func (rs *reservations) leaves(d *dispatcher, ln *line, w *waiter, now int64) {
+func (rs *reservations) leaves(d *dispatcher, f *flow, b *bucket, w *waiter, by leaving) {
+	if b.returns {
+		return
+	}
 	v, isShadow := rs.shadows[w]
 	if isShadow {
 		rs.forgetShadow(w)
@@ -53,13 +58,12 @@ func (rs *reservations) leaves(d *dispatcher, ln *line, w *waiter, now int64) {
 			return
 		}
 	}
-	b := &ln.flow.bucket
-	number := rs.Add(b.interval, b.departures, b.levelAt(ln.since, b.rare.sinceRounded))
+	number := rs.Add(b.interval, f.bucket.departures, b.levelAt(by.slot, by.rounded))
 	if !isShadow {
 		return // The call is told by leave.
 	}
 	if v.number = number; v.early != 0 {
-		v.settleLocked(d, ln.flow, now, v.early)
+		v.settleLocked(d, f, b, by.now, number, v.early)
 		b.sinceIsWhole()
 	}
 }
@@ -98,19 +102,23 @@ type reservation struct {
 	f        *flow       // that it has left
 	seat     *seat       // nil: it has none
 	holder   holder      // of a key; nil: of a Shaper, or the estimate stands
-	isOver   atomic.Bool // it has been settled
 	with     companions  // of its request; the reservation is the account
-
-	// A decision sets these, under the lock.
-	of    *reservations // of the flow; nil: there is nothing to settle in the bucket
-	isOwn bool          // the level is the flow's own; else the estimate stands whatever it costs
+	isOver   atomic.Bool // it has been settled
 
 	// The lock guards these, as the shadow of a request leaves after its call has returned.
-	number  uint64 // in the book of the flow; 0: its shadow is still in line
-	early   int64  // by how much it was too great, if it has been settled before its shadow left
-	stands  bool   // it has been settled before that, and its estimate stands
-	refused bool   // its shadow was refused in line, by Close or at its bound, so there is nothing to settle
+	stands  bool         // it has been settled before that, and its estimate stands
+	refused bool         // its shadow was refused in line, by Close or at its bound, so there is nothing to settle
+	isOwn   bool         // the level is the flow's own; else the estimate stands whatever it costs. Set by a decision
+	number  uint64       // in the book of the flow; 0: its shadow is still in line
+	numbers *moreNumbers // in the books of further levels; nil: it has no estimates there
+	early   int64        // by how much it was too great, if it has been settled before its shadow left
+
+	// A decision sets this, under the lock.
+	of *reservations // of the flow; nil: there is nothing to settle in the bucket
 }
+
+// moreNumbers are the numbers of a reservation in the books of further levels; 0: it is in none.
+type moreNumbers [maxMore]uint64
 
 // A holder is a key whose bucket a request has left.
 type holder interface {
@@ -131,9 +139,7 @@ func (v *reservation) begin(r *request, d *dispatcher, f *flow, err error) (*res
 	if err != nil {
 		return nil, err
 	}
-	if v.of != nil {
-		v.countReserved(v.estimate)
-	}
+	v.countReserved(1)
 	return v, nil
 }
 
@@ -161,9 +167,7 @@ func (v *reservation) settleCost(actual int) {
 	if v.isOver.Swap(true) {
 		return
 	}
-	if v.of != nil {
-		v.countReserved(-v.estimate)
-	}
+	v.countReserved(-1)
 	over := v.estimate - int64(actual)
 	switch {
 	case !v.isOwn && v.estimate > 0: // The level is not the flow's own, or a dry run has refused it.
@@ -191,7 +195,7 @@ func (v *reservation) charge(n int64) {
 	}
 	now := v.d.lockFlow(v.f)
 	defer v.d.unlockAndArm()
-	v.f.chargeLocked(v.d, now, n)
+	v.d.chargeLocked(v.f, &v.f.bucket, now, n)
 	v.d.retimeLocked(v.f, now)
 }
 
@@ -205,7 +209,7 @@ func (v *reservation) settleWith(over int64) {
 	case v.number == 0:
 		v.early = over
 	default:
-		v.settleLocked(v.d, v.f, now, over)
+		v.settleLocked(v.d, v.f, &v.f.bucket, now, v.number, over)
 	}
 	v.d.retimeLocked(v.f, now)
 	if over > 0 && v.holder != nil {
@@ -222,19 +226,34 @@ func (v *reservation) settleUnchanged() bool {
 	return !v.refused
 }
 
-// countReserved adds to the gauges of units that are reserved. It needs no lock, so that Reserve
-// takes it only once.
-func (v *reservation) countReserved(n int64) {
-	v.of.reserved.Add(n)
+// countReserved adds the estimates, or subtracts them with a sign of -1, to the gauges of units that are reserved.
+// It needs no lock, so that Reserve takes it only once.
+func (v *reservation) countReserved(sign int64) {
+	if v.of == nil {
+		return
+	}
+	v.of.reserved.Add(sign * v.estimate)
 	if v.d.totals != nil {
-		v.d.totals.reserved.Add(n)
+		v.d.totals.reserved.Add(sign * v.estimate)
+	}
+	if v.numbers != nil {
+		for i, estimate := range v.with.outlay.costs {
+			if estimate > 0 {
+				v.d.further.buckets()[i].rare.ledger.(*reservations).reserved.Add(sign * estimate)
+			}
+		}
 	}
 }
 
 // admitted begins a reservation whose request has been admitted to a flow.
 func (v *reservation) admitted(d *dispatcher, f *flow) *reservations {
 	v.of = f.bucket.reservations()
-	v.isOwn = f.level() == nil
+	v.isOwn = f.remote() == nil
+	if v.numbers != nil {
+		for i := range d.further.buckets() {
+			d.further.buckets()[i].reservations()
+		}
+	}
 	return v.of
 }
 
@@ -242,6 +261,14 @@ func (v *reservation) pass(d *dispatcher, f *flow, now int64) {
 	b := &f.bucket
 	if rs := v.admitted(d, f); v.isOwn {
 		v.number = rs.Add(b.interval, b.departures, b.levelAt(exact.At(now), false))
+	}
+	if v.numbers == nil {
+		return
+	}
+	for i := range d.further.buckets() {
+		if b := &d.further.buckets()[i]; v.with.outlay.costs[i] > 0 && !b.returns {
+			v.numbers[i] = b.reservations().Add(b.interval, f.bucket.departures, b.levelAt(exact.At(now), false))
+		}
 	}
 }
 
@@ -258,32 +285,87 @@ func (v *reservation) enter(d *dispatcher, f *flow, w *waiter) {
 	}
 }
 
-func (v *reservation) leave(w *waiter) { v.number = v.of.NumberOf(w.departureNo) }
-
-// settleLocked settles a reservation that has left the flow, and was too great by over, or too small if over is negative.
-func (v *reservation) settleLocked(d *dispatcher, f *flow, now, over int64) {
-	b := &f.bucket
-	switch {
-	case f.level() != nil: // Its level is not the bucket's.
-	case over > 0:
-		rest, back, ok := v.of.GiveBack(b.interval, b.levelAt(exact.At(now), false), v.number, over)
-		if ok {
-			b.lowerTo(rest, now)
+func (v *reservation) leave(w *waiter) {
+	v.number = v.of.NumberOf(w.departureNo)
+	if v.numbers == nil {
+		return
+	}
+	for i, estimate := range v.with.outlay.costs {
+		if estimate > 0 {
+			v.numbers[i] = v.d.further.buckets()[i].reservations().NumberOf(w.departureNo)
 		}
-		d.countSettledLocked(f, uint64(back), 0, uint64(over-back))
-		f.notBefore(now)
-	default:
-		v.of.Drop(b.interval, v.number)
-		f.chargeLocked(d, now, -over)
 	}
 }
 
-// chargeLocked charges the bucket of a flow. A charge is as a departure, which no request makes.
-func (f *flow) chargeLocked(d *dispatcher, now, n int64) {
-	if f.level() == nil {
-		f.bucket.leave(exact.At(now), n)
-		d.countSettledLocked(f, 0, uint64(n), 0)
+// settleLocked settles the reservation with a number in a bucket of the flow that it has left. It was too great by
+// over, or too small if over is negative.
+func (v *reservation) settleLocked(d *dispatcher, f *flow, b *bucket, now int64, number uint64, over int64) {
+	rs := b.reservations()
+	switch {
+	case f.remote() != nil: // Its level is not the bucket's.
+	case over > 0:
+		rest, back, ok := rs.giveBack(b, now, number, over)
+		if ok {
+			b.lowerTo(rest, now)
+		}
+		d.countSettledLocked(b, uint64(back), 0, uint64(over-back))
+		f.notBefore(now)
+	default:
+		rs.Drop(b.interval, number)
+		d.chargeLocked(f, b, now, -over)
 	}
+}
+
+// giveBack is [settle.Book.GiveBack]. If all comes back, the level falls by over, or as far as it is above 0.
+func (rs *reservations) giveBack(b *bucket, now int64, number uint64, over int64) (rest settle.Level, back int64, ok bool) {
+	level := b.levelAt(exact.At(now), false)
+	if !b.returns {
+		return rs.GiveBack(b.interval, level, number, over)
+	}
+	if b.interval.IsZero() {
+		return level, 0, false
+	}
+	rest, back = settle.Lower(b.interval, level, over)
+	return rest, back, true
+}
+
+// chargeLocked charges a bucket of a flow. A charge is as a departure, which no request makes.
+func (d *dispatcher) chargeLocked(f *flow, b *bucket, now, n int64) {
+	if f.remote() == nil {
+		b.leave(exact.At(now), n)
+		d.countSettledLocked(b, 0, uint64(n), 0)
+	}
+}
+
+// settleEach is what ReserveEach returns for a flow with further levels: settle for all of them at one instant.
+func (v *reservation) settleEach(actual ...int) {
+	defer v.releaseSeat()
+	if v.isOver.Swap(true) {
+		return
+	}
+	v.countReserved(-1)
+	now := v.d.lockFlow(v.f)
+	defer v.d.unlockAndArm()
+	changed := v.settleActualLocked(&v.f.bucket, now, v.number, v.estimate, actual, 0)
+	for i := range v.d.further.buckets() {
+		changed = v.settleActualLocked(&v.d.further.buckets()[i], now, v.numbers[i], v.with.outlay.costs[i], actual, i+1) || changed
+	}
+	if changed {
+		v.d.retimeLocked(v.f, now)
+	}
+}
+
+// settleActualLocked settles an estimate in a bucket with the actual cost at an index, and reports whether that may have
+// changed the level.
+func (v *reservation) settleActualLocked(b *bucket, now int64, number uint64, estimate int64, actual []int, at int) bool {
+	if b.idleUntil(now); at >= len(actual) || actual[at] < 0 || int64(actual[at]) == estimate {
+		if rs, _ := b.ledger().(*reservations); rs != nil {
+			rs.Drop(b.interval, number)
+		}
+		return false
+	}
+	v.settleLocked(v.d, v.f, b, now, number, estimate-int64(actual[at]))
+	return true
 }
 
 // lowerTo lowers the level to a rest.
@@ -312,35 +394,30 @@ func (d *dispatcher) retimeLocked(f *flow, now int64) {
 
 // atMost is AtMost for a flow.
 func (f *flow) atMost(d *dispatcher, now int64, n int) {
-	b := &f.bucket
+	if f.remote() == nil && f.bucket.atMost(now, n) {
+		d.retimeLocked(f, now)
+	}
+}
+
+// atMost is AtMost for a bucket that has its level, and reports whether the level has risen.
+func (b *bucket) atMost(now int64, n int) bool {
 	room := b.burst - int64(max(n, 0))
-	if room <= 0 || b.interval.IsZero() || f.level() != nil {
-		return
+	if room <= 0 || b.interval.IsZero() {
+		return false
 	}
 	empty := b.interval.Plus(exact.At(now), b.interval.Times(room))
 	if b.interval.Compare(empty, nil, b.empty, b.roundedUpBy()) <= 0 {
-		return
+		return false
 	}
 	b.leave(exact.At(now), 0) // To giveBack the rise of the level is as a departure, which no request makes.
 	b.setEmpty(empty, nil)
-	d.retimeLocked(f, now)
+	return true
 }
 
-// countSettledLocked counts a settlement for a flow, and in a [Group] for all.
-func (d *dispatcher) countSettledLocked(f *flow, givenBack, charged, forfeited uint64) {
-	f.bucket.reservations().count(givenBack, charged, forfeited)
+// countSettledLocked counts a settlement for a bucket, and in a [Group] for all.
+func (d *dispatcher) countSettledLocked(b *bucket, givenBack, charged, forfeited uint64) {
+	b.reservations().count(givenBack, charged, forfeited)
 	if d.totals != nil {
 		d.totals.count(givenBack, charged, forfeited)
 	}
 }
-
-// settled returns the counts of settlements of a flow, to be read.
-func (f *flow) settled() *settlements {
-	if rs, _ := f.bucket.ledger().(*reservations); rs != nil {
-		return &rs.settlements
-	}
-	return &noSettlements
-}
-
-// noSettlements are the counts of a flow without settlements. It is only read.
-var noSettlements settlements

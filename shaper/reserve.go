@@ -46,6 +46,43 @@ func (s *Shaper) reserve(ctx context.Context, key any, estimate int, kind entryK
 	return v.begin(r, &s.dispatcher, &s.flow, err)
 }
 
+// ReserveEach is [Shaper.Reserve] for a request that has an estimate at each level of a Shaper [WithMeters], as
+// [Shaper.WaitEach] has costs. settle takes the actual costs in the same order, and settles all levels at one
+// instant, each for itself. Where an actual is missing or negative the estimate stands; further ones are ignored. An
+// estimate of 0 that is settled with more is charged; so estimates of 0 at all levels charge while a call goes on.
+func (s *Shaper) ReserveEach(ctx context.Context, estimates ...int) (settle func(actual ...int), err error) {
+	return s.reserveEach(ctx, nil, estimates)
+}
+
+// reserveEach is ReserveEach for a request with a key, or nil.
+func (s *Shaper) reserveEach(ctx context.Context, key any, estimates []int) (settle func(actual ...int), err error) {
+	s.mustBeMade()
+	n, more, err := s.checkCosts("ReserveEach", estimates)
+	if err != nil {
+		return settleNoneOf, err
+	}
+	if s.further == nil {
+		v, err := s.reserve(ctx, key, int(n), newcomer)
+		return settleFirst(v.orNothing()), err
+	}
+	var all struct {
+		reservation
+		outlay
+		moreNumbers
+	}
+	v := &all.reservation
+	v.estimate, v.with.account, v.with.outlay, v.numbers = n, v, &all.outlay, &all.moreNumbers
+	all.outlay.costs = more
+	r := &request{ctx: ctx, key: key, cost: n, tellsEnd: true, with: &v.with}
+	_, err = s.wait(r)
+	if v, err = v.begin(r, &s.dispatcher, &s.flow, err); err != nil {
+		return settleNoneOf, err
+	}
+	return v.settleEach, nil
+}
+
+func settleNoneOf(...int) {}
+
 // Spend is [Shaper.Do] for such a request: f returns the cost, also together with an error. If f panics, the
 // estimate stands.
 func (s *Shaper) Spend(ctx context.Context, estimate int, f func(context.Context) (actual int, err error)) error {
@@ -68,6 +105,29 @@ func (s *Shaper) AtMost(n int) {
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
 	s.flow.atMost(&s.dispatcher, now, n)
+}
+
+// AtMostEach is [Shaper.AtMost] for each level of a Shaper [WithMeters], at one instant: the first number is for the
+// [Limits], and the others for the meters in their order. [math.MaxInt] says nothing of a level, and neither does a
+// number that is missing. Further ones are ignored.
+func (s *Shaper) AtMostEach(left ...int) {
+	s.mustBeMade()
+	now := s.lockFlow(&s.flow)
+	defer s.unlockAndArm()
+	raised := false
+	for i, n := range left {
+		switch {
+		case i == 0:
+			raised = s.flow.remote() == nil && s.flow.bucket.atMost(now, n)
+		case s.further != nil && i <= len(s.further.buckets()):
+			b := &s.further.buckets()[i-1]
+			b.idleUntil(now)
+			raised = b.atMost(now, n) || raised
+		}
+	}
+	if raised {
+		s.retimeLocked(&s.flow, now)
+	}
 }
 
 // Reserve is [Shaper.Reserve] on the bucket of a key. If the bucket has drained and has been deleted,
@@ -129,6 +189,39 @@ func (l *KeyLimiter) Spend(ctx context.Context, estimate int, f func(context.Con
 // AtMost is [Group.AtMost], or [Shaper.AtMost] for all keys.
 func (l *KeyLimiter) AtMost(n int) { l.made().atMost(n) }
 
+// ReserveEach is [Shaper.ReserveEach]. The bucket of a key of a [Group] has one level.
+func (l *KeyLimiter) ReserveEach(ctx context.Context, estimates ...int) (settle func(actual ...int), err error) {
+	if k, ok := l.made().(keyOfShaper); ok {
+		return k.Shaper.reserveEach(ctx, k.key, estimates)
+	}
+	n, _, err := new(dispatcher).checkCosts("ReserveEach", estimates)
+	if err != nil {
+		return settleNoneOf, err
+	}
+	one, err := l.Reserve(ctx, int(n))
+	return settleFirst(one), err
+}
+
+// AtMostEach is [Shaper.AtMostEach], for all keys of the Shaper. The bucket of a key of a [Group] has one level.
+func (l *KeyLimiter) AtMostEach(left ...int) {
+	if k, ok := l.made().(keyOfShaper); ok {
+		k.Shaper.AtMostEach(left...)
+	} else if len(left) > 0 {
+		l.AtMost(left[0])
+	}
+}
+
+// settleFirst returns a settle of ReserveEach for a settle of Reserve.
+func settleFirst(settle func(actual int)) func(actual ...int) {
+	return func(actual ...int) {
+		if len(actual) == 0 {
+			settle(-1)
+		} else {
+			settle(actual[0])
+		}
+	}
+}
+
 // A reservingKey is the holder of a reservation, with the shard and the bucket that the request has left; nil:
 // it has left none.
 type reservingKey[K comparable] struct {
@@ -141,10 +234,10 @@ type reservingKey[K comparable] struct {
 func (k reservingKey[K]) charge(n int64) {
 	_ = k.s.withFlowOrNew(context.Background(), k.key, bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		if kf == k.s.closedFlow {
-			in.countSettledLocked(&kf.Value, 0, uint64(n), 0)
+			in.countSettledLocked(&kf.Value.bucket, 0, uint64(n), 0)
 			return
 		}
-		kf.Value.chargeLocked(&in.dispatcher, now, n)
+		in.chargeLocked(&kf.Value, &kf.Value.bucket, now, n)
 		in.retimeLocked(&kf.Value, now)
 	})
 }

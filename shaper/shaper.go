@@ -55,6 +55,9 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	}
 	s.flow.bucket.plan = s.planOf(l)
 	s.capped = s.flow.capped()
+	if s.further != nil {
+		s.further.attach(&s.flow)
+	}
 	if s.levels != nil {
 		s.levels.add(&s.flow, s.levels.keyOf(o.shared.key))
 	}
@@ -183,7 +186,7 @@ func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) e
 //go:noinline
 func (s *Shaper) enter(r *request) decision {
 	if r.kind != allow { // AllowN has checked the cost, and has no context.
-		if err := r.checkCall(&s.dispatcher); err != nil || r.cost == 0 {
+		if err := r.checkCall(&s.dispatcher); err != nil || r.cost == 0 && r.isFree() {
 			return decision{err: err}
 		}
 	}
@@ -225,7 +228,7 @@ func (s *Shaper) enter(r *request) decision {
 //go:noinline
 func (s *Shaper) askAndAnnounce(r *request) decision {
 	asked := *r // The level keeps it, and r is on the stack of its call.
-	dec := s.flow.level().ask(&asked, func(now int64, dec decision) {
+	dec := s.flow.remote().ask(&asked, func(now int64, dec decision) {
 		if s.watched {
 			asked.tellEnd(s.watcher.decided(asked.arrived(now), asked.key, dec))
 		}

@@ -40,7 +40,7 @@ func (s *sharedLevels) add(f *flow, key levelKey) {
 	sf.setGivenLocked(f.bucket.plan)
 	sf.SetRate(s.rateOf(sf.was, s.version))
 	s.flows[f] = sf
-	f.setLevel(sf)
+	f.setRemote(sf)
 }
 
 // busy reports whether the lease is in use.
@@ -109,10 +109,11 @@ func (sf *sharedFlow) leavesLocked(w *waiter, now int64) bool {
 }
 
 // giveBack makes the units that a request has used available again.
-func (sf *sharedFlow) giveBack(w *waiter) {
+func (sf *sharedFlow) giveBack(w *waiter, _ *companions) {
 	if !sf.Off && !sf.fallback {
 		sf.Unuse(w.departureNo, w.cost)
 	}
+	sf.f.bucket.giveBack(w.departureNo, w.cost)
 }
 
 // moved makes the pump take its next step.

@@ -100,7 +100,7 @@ func (s *sharedLevels) forget(f *flow) {
 // drop takes the level of a flow away.
 func (s *sharedLevels) drop(f *flow) {
 	delete(s.flows, f)
-	f.setLevel(nil)
+	f.setRemote(nil)
 }
 
 // keyOf returns a key with the name of its backend. It calls the [Bucket], so the

@@ -121,7 +121,7 @@ func (d *dispatcher) freeLocked(f *flow, now int64) int {
 	case b.interval.IsZero():
 		return math.MaxInt
 	}
-	if lv := f.level(); lv != nil && lv.refusesAll(now) {
+	if lv := f.remote(); lv != nil && lv.refusesAll(now) {
 		return 0
 	}
 	// The float is off by less than a unit, unless the burst is beyond 2⁵²; the instants are exact.
@@ -142,7 +142,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if empty := f.bucket.empty.Ceil(); now < empty {
 		st.EmptyAt = d.timeOf(empty)
 	}
-	settled := f.settled()
+	settled := f.bucket.settled()
 	st.Reserved, st.GivenBack, st.Charged, st.Forfeited = settled.units(), settled.givenBack, settled.charged, settled.forfeited
 	st.Precise, st.Fallback = d.ticker.precision()
 	if f.entered >= 0 {
@@ -163,7 +163,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
-	switch lv := f.level(); {
+	switch lv := f.remote(); {
 	case lv != nil:
 		st.Bucket = lv.stats()
 	case d.levels != nil: // A bucket that has nothing to share, as all have in a closed Group.
@@ -206,12 +206,13 @@ func (s *Shaper) forecast(r *request) (wait time.Duration, err error) {
 
 // forecastLocked is forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.Duration, err error) {
-	if lv := f.level(); lv != nil {
+	if lv := f.remote(); lv != nil {
 		if why := lv.forecast(now, r.cost); why.reason != notRefused {
 			err := why.value()
 			return 0, &err
 		}
 	}
+	r.takesTurn(d)
 	j := d.judgeLocked(f, now, r)
 	if j.refusal.reason != notRefused {
 		err := j.refusal.value()
@@ -316,15 +317,15 @@ func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found b
 
 // readLine fills a slice with the first in the line, which has as many at least.
 func (f *flow) readLine(o origin, now int64, line []Waiter) {
-	v, ahead, next := f.view(), int64(0), f.line.walk()
+	v, ahead, next := f.view(), load{}, f.line.walk()
 	for i := range line {
 		w := next()
-		wait := v.leavesIn(now, linePlace{i + 1, v.leavesAfter(v.bucketInstants, ahead, w.cost)})
+		wait := v.leavesIn(now, v.placeBehind(f, ahead, w))
 		line[i] = Waiter{Cost: int(w.cost), Since: o.timeOf(w.at), Leaves: o.timeOf(exact.Sum(now, int64(wait)))}
 		if f.line.order != nil {
 			line[i].Key = f.line.order.keyOf(w)
 		}
-		ahead = exact.Sum(ahead, w.cost)
+		ahead = f.behind(ahead, w)
 	}
 }
 
@@ -555,6 +556,17 @@ type settlements struct {
 func (s *settlements) add(o *settlements) {
 	s.reserved.Add(o.reserved.Load())
 	s.count(o.givenBack, o.charged, o.forfeited)
+}
+
+// noSettlements are the counts of a bucket without settlements. It is only read.
+var noSettlements settlements
+
+// settled returns the counts of settlements of a bucket, to be read.
+func (b *bucket) settled() *settlements {
+	if l := b.ledger(); l != nil {
+		return l.settled()
+	}
+	return &noSettlements
 }
 
 // units returns the units that are reserved; the greatest int if that is exceeded, as it can be at rate.Inf

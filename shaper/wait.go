@@ -129,7 +129,7 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 	switch w.state {
 	case unavailable:
 		why = rejection{reason: refusedUnavailable, retryAfter: shortestSeatWait} // The level is gone if the flow has been deleted since, as by Close.
-		if lv := f.level(); lv != nil {
+		if lv := f.remote(); lv != nil {
 			why = lv.waitedTooLong(w.at)
 		}
 	case overdue:
@@ -152,18 +152,14 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
 	// A request that gives up behind the head does not change which head leaves next. But a
-	// level may want less from now on.
-	lv := f.level()
-	changed := w.state != queued || lv != nil
+	// remote level may want less from now on.
+	changed := w.state != queued || f.remote() != nil
 	switch w.state {
 	case queued:
 		changed = f.line.giveUpLocked(d, w, now, abandoned) || changed
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
-		if lv != nil {
-			lv.giveBack(w)
-		}
 		if d.ordered && f.bucket.departures == w.departureNo && f.line.giveBack(r) {
 			// The new head has had its slot, as its key has the turn. But it may have come since.
 			f.notBefore(f.line.head.at)
@@ -171,7 +167,12 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 		if w.is(accounted) {
 			f.bucket.ledger().givesUp(&f.bucket, w)
 		}
-		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {
+		if lv := f.level(); lv != nil {
+			lv.giveBack(w, r.with)
+		} else {
+			f.bucket.giveBack(w.departureNo, r.cost)
+		}
+		if f.line != nil {
 			d.watcher.rescheduled(f.line)
 		}
 		if f.capped() {

@@ -72,6 +72,9 @@ func (i *Item[T]) Key() string { return i.line.key }
 // Cost returns the cost of a request.
 func (i *Item[T]) Cost() int64 { return i.cost }
 
+// Next returns the request behind it in the line of its key; nil if it is the last.
+func (i *Item[T]) Next() *Item[T] { return i.next }
+
 // Keys returns how many keys have a line.
 func (o *Order[T]) Keys() int { return len(o.lines) }
 
@@ -367,6 +370,15 @@ func (o *Order[T]) AheadUpTo(key string, weight int, cost int64, reentry bool, w
 	return c.n, c.sum
 }
 
+// EachAhead calls a function with each request that [Order.Ahead] counts, in any order, until it returns false.
+func (o *Order[T]) EachAhead(key string, weight int, cost int64, reentry bool, without *Item[T], see func(*Item[T]) bool) {
+	c := counting[T]{own: o.viewOf(key, weight, cost, reentry), reentry: reentry, lines: o.next.lines, without: without, most: math.MaxInt64, see: see}
+	c.countHeap()
+	if without != nil {
+		c.count(without.line)
+	}
+}
+
 // A counting counts the requests that leave before a newcomer.
 type counting[T any] struct {
 	own     newcomer[T]
@@ -376,10 +388,13 @@ type counting[T any] struct {
 	most    int64      // the cost beyond which the counting may end
 	n       int
 	sum     int64
+
+	see  func(*Item[T]) bool // is called with each of them; nil: they are only counted
+	seen bool                // it has returned false
 }
 
 // isEnough reports whether the counting can end.
-func (c *counting[T]) isEnough() bool { return c.n > Counted && c.sum > c.most }
+func (c *counting[T]) isEnough() bool { return c.n > Counted && c.sum > c.most || c.seen }
 
 // countHeap counts the requests of all lines except the one of without. It does not descend below
 // a line whose head leaves after the newcomer: the heads there leave no sooner.
@@ -396,7 +411,7 @@ func (c *counting[T]) countHeap() {
 			if !end.less(ln.tag) {
 				switch {
 				case ln == aside:
-				case ln != own && ln.end.less(end): // Most lines are so.
+				case c.see == nil && ln != own && ln.end.less(end): // Most lines are so.
 					c.n, c.sum = c.n+int(ln.len), saturatingSum(c.sum, ln.cost.saturated())
 				default:
 					c.count(ln)
@@ -420,7 +435,12 @@ func (c *counting[T]) countHeap() {
 // count counts the requests of a line.
 func (c *counting[T]) count(ln *line[T]) {
 	isOwn := ln == c.own.line
-	if isOwn && !c.reentry || !isOwn && ln.end.less(c.own.end.wide) {
+	if isAll := isOwn && !c.reentry || !isOwn && ln.end.less(c.own.end.wide); isAll && c.see != nil {
+		for it := ln.first; it != nil && !c.seen; it = it.next {
+			c.seen = it != c.without && !c.see(it)
+		}
+		return
+	} else if isAll {
 		n, cost := int(ln.len), ln.cost
 		if c.without != nil && c.without.line == ln {
 			n, cost = n-1, cost.minus(wide{low: uint64(c.without.cost)})
@@ -443,6 +463,7 @@ func (c *counting[T]) count(ln *line[T]) {
 			return
 		}
 		c.n, c.sum, paid = c.n+1, saturatingSum(c.sum, it.cost), with
+		c.seen = c.see != nil && !c.see(it)
 	}
 }
 

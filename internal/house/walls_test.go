@@ -28,7 +28,7 @@ var readingOrder = strings.Fields(`
 	group group_limits group_table group_calls group_change group_shutdown
 	histogram watch recording stats publication snapshot
 	limiter chain key
-	block dryrun reservations reserve fair
+	block dryrun reservations reserve fair meters
 	shared_options shared_levels shared_flow shared_pump shared_meter
 	middleware_options middleware_reserve middleware transport
 `)
@@ -42,6 +42,7 @@ var featureFiles = map[string][]string{
 	"blocks":        {"block"},
 	"dry run":       {"dryrun"},
 	"fair queueing": {"fair"},
+	"meters":        {"meters"},
 	"recordings":    {"recording"},
 	"reservations":  {"reserve", "reservations"},
 	"shared levels": {"shared_options", "shared_flow", "shared_meter", "shared_pump", "shared_levels"},

@@ -194,6 +194,14 @@ func (b *Book) GiveBack(i exact.Interval, level Level, number uint64, over int64
 	return rest, back, true
 }
 
+// Lower returns what remains of a level that falls by over, but not below 0, and by how many whole units that is less.
+func Lower(i exact.Interval, level Level, over int64) (rest Level, back int64) {
+	if by := LevelOf(i, over); !level.less(i, by) {
+		return level.minus(i, by), over
+	}
+	return Level{}, level.units(i)
+}
+
 // lower lowers the levels since the reservation at an index has left, and removes the reservation. What
 // left before an instant at which the level is 0 then is forgotten.
 func (b *Book) lower(i exact.Interval, first int, by Level) {

@@ -1,0 +1,149 @@
+package shaper_test
+
+import (
+	"context"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds what WithMeters promises. Random scripts with several levels are compared with the model
+// (TestMetersModel).
+
+// A levelled is a stage on which requests have a cost at each of several levels.
+type levelled struct {
+	*stage
+	settles map[string]func(actual ...int)
+}
+
+// playMetered runs a timeline in a bubble of its own.
+func playMetered(t *testing.T, limits string, meters []shaper.Meter, timeline func(g *levelled), opts ...shaper.Option) {
+	t.Helper()
+	opts = append(opts, shaper.WithMeters(meters...))
+	play(t, limits, func(g *stage) { timeline(&levelled{g, map[string]func(...int){}}) }, opts...)
+}
+
+// each is a call of WaitEach in a goroutine of its own, which cancel can end.
+func (g *levelled) each(name string, costs ...int) {
+	ctx := g.cancellable(name)
+	g.calls(name, func() error { return g.For(teamOf(name)).WaitEach(ctx, costs...) })
+}
+
+// reserve is a call of ReserveEach.
+func (g *levelled) reserve(name string, estimates ...int) {
+	ctx := g.cancellable(name)
+	g.calls(name, func() error {
+		settle, err := g.For(teamOf(name)).ReserveEach(ctx, estimates...)
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.settles[name] = settle
+		return err
+	})
+}
+
+func (g *levelled) settle(name string, actual ...int) {
+	g.mu.Lock()
+	settle := g.settles[name]
+	g.mu.Unlock()
+	settle(actual...)
+	synctest.Wait()
+}
+
+// levels are all levels now, the one of the Limits first.
+func (g *levelled) levels() []float64 {
+	all := []float64{g.Stats().Level}
+	for _, m := range g.Meters() {
+		all = append(all, m.Level)
+	}
+	return all
+}
+
+func TestARequestLeavesWhenAllItsLevelsHaveRoom(t *testing.T) {
+	meters := []shaper.Meter{{Name: "input", Rate: 100, Burst: 50}, {Name: "output", Rate: 10, Burst: 20}}
+	playMetered(t, "2/s burst 2 depth 9", meters, func(g *levelled) {
+		g.each("a", 1, 50, 5)
+		g.each("b", 1, 10, 5)  // The input is at 50, and 40 at 100 ms.
+		g.each("c", 1, 0, 5)   // Its request is too much until 500 ms. The input is not asked.
+		g.each("d", 0, 10, 10) // It waits for those before it, and then the output is at 10 at 500 ms.
+		g.each("e", 0, 10, 0)  // At the same instant: nothing that it costs is missing.
+		g.each("f", 0, 0, 30)  // Above Burst: when the output is empty.
+		g.each("g", 1, 1, 1)
+		g.at(time.Minute)
+		g.saw("0s a left", "100ms b left", "500ms c left", "500ms d left", "500ms e left", "2.5s f left", "3.6s g left")
+	})
+}
+
+func TestACostOfZeroAtAllLevelsIsNone(t *testing.T) {
+	playMetered(t, "1/s", []shaper.Meter{{Name: "bytes", Rate: 1}}, func(g *levelled) {
+		g.each("a", 0, 0)
+		g.saw("0s a left")
+		require.Zero(t, g.Stats().Departed)
+		g.each("b", 0, 1) // Any other counts.
+		g.saw("0s b left")
+		require.Equal(t, uint64(1), g.Stats().Departed)
+		require.Equal(t, []float64{0, 1}, g.levels())
+		require.ErrorContains(t, g.WaitEach(context.Background(), 1), "has 1 costs, must have 2")
+		require.Equal(t, shaper.ErrNegativeCost, g.WaitEach(context.Background(), 1, -1))
+		g.each("c", 1, 2)
+		g.saw("0s c costly, retry 0s")
+		require.Equal(t, uint64(1), g.Stats().Departed)
+	})
+}
+
+func TestEachLevelSettlesAlone(t *testing.T) {
+	meters := []shaper.Meter{{Name: "known", Rate: 10, Burst: 100}, {Name: "returned", Rate: 10, Burst: 100, Returns: true}}
+	playMetered(t, "10/s burst 100 depth 9", meters, func(g *levelled) {
+		g.reserve("a", 40, 40, 40)
+		g.at(2 * time.Second) // All levels are at 20.
+		g.each("b", 10, 10, 10)
+		g.settle("a", 30, 5, 5) // The known level had 20 of a left just before b.
+		require.Equal(t, []float64{20, 10, 0}, g.levels())
+		all := g.Meters()
+		require.Equal(t, [4]int{0, 20, 0, 15}, [4]int{all[0].Reserved, int(all[0].GivenBack), int(all[0].Charged), int(all[0].Forfeited)})
+		require.Equal(t, [4]int{0, 30, 0, 5}, [4]int{all[1].Reserved, int(all[1].GivenBack), int(all[1].Charged), int(all[1].Forfeited)})
+
+		g.reserve("c", 0, 0, 0)
+		g.settle("c", 1, 2) // charges; of the third nothing is known
+		require.Equal(t, []float64{21, 12, 0}, g.levels())
+		g.AtMostEach(math.MaxInt, 60, 99)
+		require.Equal(t, []float64{21, 40, 1}, g.levels())
+		g.saw("0s a left", "2s b left", "2s c left")
+	})
+}
+
+func TestSetMetersReTimesTheLine(t *testing.T) {
+	playMetered(t, "inf depth 9", []shaper.Meter{{Name: "bytes", Rate: 1, Burst: 1}}, func(g *levelled) {
+		g.each("a", 1, 1)
+		g.each("b", 1, 1)
+		g.each("c", 1, 1)
+		g.at(500 * ms)
+		require.NoError(t, g.SetMeters(shaper.Meter{Name: "bytes", Rate: 10, Burst: 1}))
+		require.Error(t, g.SetMeters(shaper.Meter{Name: "rows", Rate: 10, Burst: 1}))
+		require.Error(t, g.SetMeters(shaper.Meter{Name: "bytes", Rate: 10, Returns: true}))
+		require.Error(t, g.SetMeters())
+		require.Equal(t, rate.Limit(10), g.Meters()[0].Rate)
+		g.at(time.Minute)
+		g.saw("0s a left", "550ms b left", "650ms c left")
+	})
+}
+
+func TestAMeteredTurnCostsItsScarcestLevel(t *testing.T) {
+	playMetered(t, "10/s burst 1 depth 20", []shaper.Meter{{Name: "bytes", Rate: 100, Burst: 10}}, func(g *levelled) {
+		g.each("x1", 1, 10)
+		// A turn of a costs 100 ms by its request, and one of b 400 ms by its bytes. At 400 ms b has paid as much as a,
+		// and has been at the head of its line for longer. Then 31 bytes have to leak.
+		for _, name := range []string{"a1", "a2", "a3", "a4"} {
+			g.each(name, 1, 1)
+		}
+		g.each("b1", 1, 40)
+		g.each("b2", 1, 40)
+		g.at(time.Minute)
+		g.saw("0s x1 left", "100ms a1 left", "200ms a2 left", "300ms a3 left", "400ms b1 left", "710ms a4 left", "810ms b2 left")
+	}, shaper.WithFairQueue(nil))
+}
