@@ -1,7 +1,6 @@
 package llm
 
 import (
-	"bytes"
 	"net/http"
 	"time"
 )
@@ -26,11 +25,11 @@ var Anthropic = Provider{
 		return u
 	},
 
-	Usage: anthropicUsage,
+	Usage: usageAt(anthropicPlaces),
 
 	Left: func(h http.Header) []Left { return leftOf(h, anthropicFields) },
 
-	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, anthropicFields, nil) },
+	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, anthropicFields) },
 }
 
 // The fields as seen on 2025-08-21 (tidyllm's recorded answers): numbers, and instants in
@@ -40,42 +39,4 @@ var anthropicFields = []limitFields{anthropicField(Requests), anthropicField(Tok
 func anthropicField(k Kind) limitFields {
 	field := "Anthropic-Ratelimit-" + string(k)
 	return limitFields{k, field + "-Limit", field + "-Remaining", field + "-Reset"}
-}
-
-// anthropicUsage reads the usage of a message, the input in the event message_start, and the output so far
-// in message_delta, which may repeat the input. The output in message_start is a first token or
-// two. It is left out: a stream that breaks off must not settle with that.
-func anthropicUsage(event []byte) (u Usage, ok bool) {
-	if !bytes.Contains(event, []byte(`"usage"`)) {
-		return Usage{}, false
-	}
-	type usage struct {
-		Input      count `json:"input_tokens"`
-		Output     count `json:"output_tokens"`
-		CacheRead  count `json:"cache_read_input_tokens"`
-		CacheWrite count `json:"cache_creation_input_tokens"`
-	}
-	var e struct {
-		Type    string
-		Usage   usage
-		Message struct{ Usage usage }
-	}
-	if !decode(event, &e) {
-		return Usage{}, false
-	}
-	reported := e.Usage
-	if e.Type == "message_start" {
-		reported = e.Message.Usage
-		reported.Output.n = 0
-		ok = reported.Input.known
-	} else {
-		ok = reported.Output.known && (reported.Input.known || e.Type == "message_delta")
-	}
-	if !ok {
-		return Usage{}, false
-	}
-	return Usage{
-		Input: reported.Input.n, Output: reported.Output.n,
-		CacheRead: reported.CacheRead.n, CacheWrite: reported.CacheWrite.n,
-	}, true
 }

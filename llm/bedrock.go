@@ -1,7 +1,6 @@
 package llm
 
 import (
-	"bytes"
 	"net/http"
 	"strings"
 	"time"
@@ -41,20 +40,19 @@ var Bedrock = Provider{
 	OutputFactor: bedrockFactor,
 
 	Usage: func(event []byte) (u Usage, ok bool) {
-		if u, ok = bedrockUsage(event); ok || !bytes.Contains(event, []byte(`"bytes"`)) {
+		if u, ok = usageOfBedrock(event); ok {
 			return u, ok
 		}
-		// InvokeModelWithResponseStream wraps the model's events.
-		var e struct{ Bytes []byte }
-		if !decode(event, &e) {
+		inner, wrapped := unwrapped(event, nil) // InvokeModelWithResponseStream wraps the model's events.
+		if wrapped == nil {
 			return Usage{}, false
 		}
-		return bedrockUsage(e.Bytes)
+		return usageOfBedrock(inner)
 	},
 
 	Left: func(http.Header) []Left { return nil }, // Bedrock does not say.
 
-	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, nil, nil) },
+	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, nil) },
 }
 
 // bedrockFactor returns the burndown rate of a model's output: 5 for Claude 3.7 Sonnet, Sonnet 4 and Opus 4, and 1 for all others
@@ -88,35 +86,4 @@ func isInference(path string) bool {
 	return false
 }
 
-// bedrockUsage reads the usage of Converse, of its event metadata, of a model of Anthropic's, or the metrics that
-// Bedrock adds to the last event of a model. Input tokens do not include cached ones
-// (github.com/anomalyco/opencode/pull/38427, 2026).
-func bedrockUsage(event []byte) (u Usage, ok bool) {
-	if !bytes.Contains(event, []byte(`"usage"`)) && !bytes.Contains(event, []byte(`"amazon-bedrock-invocationMetrics"`)) {
-		return Usage{}, false
-	}
-	var e struct {
-		Usage struct {
-			Input      count `json:"inputTokens"`
-			Output     count `json:"outputTokens"`
-			CacheRead  count `json:"cacheReadInputTokens"`
-			CacheWrite count `json:"cacheWriteInputTokens"`
-		}
-		Metrics struct {
-			Input      count `json:"inputTokenCount"`
-			Output     count `json:"outputTokenCount"`
-			CacheRead  count `json:"cacheReadInputTokenCount"`
-			CacheWrite count `json:"cacheWriteInputTokenCount"`
-		} `json:"amazon-bedrock-invocationMetrics"`
-	}
-	if !decode(event, &e) {
-		return Usage{}, false
-	}
-	if c := e.Usage; c.Input.known && c.Output.known {
-		return Usage{Input: c.Input.n, Output: c.Output.n, CacheRead: c.CacheRead.n, CacheWrite: c.CacheWrite.n}, true
-	}
-	if m := e.Metrics; m.Input.known && m.Output.known {
-		return Usage{Input: m.Input.n, Output: m.Output.n, CacheRead: m.CacheRead.n, CacheWrite: m.CacheWrite.n}, true
-	}
-	return anthropicUsage(event)
-}
+var usageOfBedrock = usageAt(bedrockPlaces)

@@ -25,3 +25,21 @@ func ReadAlong(r *http.Response, usage func([]byte) (Usage, bool), room int) (re
 		return body.meter.Usage()
 	}
 }
+
+// UsagePlaces returns the servers that report usage somewhere, and the source of each place.
+func UsagePlaces() (places [][2]string) {
+	for _, of := range [][]place{openAIPlaces, anthropicPlaces, geminiPlaces, bedrockPlaces} {
+		for _, p := range of {
+			places = append(places, [2]string{p.of, p.source})
+		}
+	}
+	return places
+}
+
+// StreamedPlaces returns the servers that stream text somewhere, and the source of each place.
+func StreamedPlaces() (places [][2]string) {
+	for _, s := range streamed {
+		places = append(places, [2]string{s.of, s.source})
+	}
+	return places
+}

@@ -87,6 +87,7 @@ func TestWhatIsLeft(t *testing.T) {
 		{"too large", ours, llm.OpenAI, fields("x-ratelimit-remaining-tokens", "9223372036854775808"), nil},
 		{"a malformed limit", ours, llm.OpenAI, fields("x-ratelimit-limit-tokens", "x", "x-ratelimit-remaining-tokens", "7"), nil},
 		{"one of two", ours, llm.OpenAI, fields("x-ratelimit-remaining-requests", "x", "x-ratelimit-remaining-tokens", "0"), []llm.Left{{llm.Tokens, 0, 0}}},
+		{"Cerebras", "inference-docs.cerebras.ai/support/rate-limits, 2026-11", llm.OpenAI, fields("x-ratelimit-limit-requests-day", "14400", "x-ratelimit-remaining-requests-day", "14000", "x-ratelimit-limit-tokens-minute", "60000", "x-ratelimit-remaining-tokens-minute", "59000"), []llm.Left{{llm.Tokens, 60_000, 59_000}}},
 		{"nothing", ours, llm.Anthropic, nil, nil},
 	} {
 		require.Equal(t, tt.want, tt.p.Left(tt.h), "%s (%s)", tt.name, tt.source)
@@ -163,6 +164,48 @@ func TestHowLongARefusalAsksToHoldBack(t *testing.T) {
 		{"another body", ours, llm.Gemini, 429, nil, "<html>", time.Second},
 		{"an array of something else", ours, llm.Gemini, 429, nil, "[7]", time.Second},
 		{"overloaded Gemini", geminiRefusal, llm.Gemini, 503, nil, `{"error":{"code":503,"status":"UNAVAILABLE"}}`, 0},
+		{"Cerebras, per minute", "qwen-code#670", llm.OpenAI, 429, fields("x-ratelimit-reset-tokens-minute", "11.38"), "", 11_380 * time.Millisecond},
+		{
+			"Cerebras, of several limits", "inference-docs.cerebras.ai/support/rate-limits, 2026-11", llm.OpenAI, 429,
+			fields("x-ratelimit-remaining-requests-day", "14000", "x-ratelimit-reset-requests-day", "33011.38", "x-ratelimit-remaining-tokens-minute", "0", "x-ratelimit-reset-tokens-minute", "11.38"),
+			"", 11_380 * time.Millisecond,
+		},
+		{"Cerebras, a day that is not said to be used up", ours, llm.OpenAI, 429, fields("x-ratelimit-reset-requests-day", "33011.38"), "", time.Second},
+		{"Cerebras, a day that is used up", ours, llm.OpenAI, 429, fields("x-ratelimit-remaining-requests-day", "0", "x-ratelimit-reset-requests-day", "33011"), "", 33_011 * time.Second},
+		{"OpenRouter, in milliseconds since 1970", "withcoral/coral#89", llm.OpenAI, 429, fields("x-ratelimit-remaining", "0", "x-ratelimit-reset", "1755780072000"), "", 12 * time.Second},
+		{
+			"OpenRouter, in the body", "openrouter.ai/docs/api-reference/limits, 2026", llm.OpenAI, 429, nil,
+			`{"error":{"message":"Rate limit exceeded: free-models-per-min","code":429,"metadata":{"headers":{"X-RateLimit-Limit":"20","X-RateLimit-Remaining":"0","X-RateLimit-Reset":"1755780072000"}}}}`, 12 * time.Second,
+		},
+		{"GitHub, in seconds since 1970", "RocketChat/docs-old#1358", llm.OpenAI, 429, fields("x-ratelimit-remaining", "0", "x-ratelimit-reset", "1755780072"), "", 12 * time.Second},
+		{"since 1970, in the past", ours, llm.OpenAI, 429, fields("x-ratelimit-remaining", "0", "x-ratelimit-reset", "1755780059"), "", time.Second},
+		{"retry-after since 1970", ours, llm.OpenAI, 429, fields("retry-after", "1755780072"), "", 12 * time.Second},
+		{
+			"a time in the text", "decolua/9router#3612", llm.OpenAI, 429, nil,
+			`{"error":{"message":"Rate limit reached for gpt-5 in organization org-x on tokens per min (TPM): Limit 30000, Used 30000. Please try again in 14.036s. Visit https://platform.openai.com","type":"tokens","code":"rate_limit_exceeded"}}`, 14_036 * time.Millisecond,
+		},
+		{"in the text, minutes", "sub2api#5658", llm.OpenAI, 429, nil, `{"error":{"message":"Please try again in 6m0s."}}`, 6 * time.Minute},
+		{"in the text, milliseconds", ours, llm.OpenAI, 429, nil, `{"error":{"message":"Please try again in 360ms."}}`, 360 * time.Millisecond},
+		{"in the text, in words", azure, llm.OpenAI, 429, nil, `{"error":{"code":"429","message":"Requests have exceeded call rate limit. Please retry after 26 seconds."}}`, 26 * time.Second},
+		{"in the text, an error that is a text", ours, llm.OpenAI, 429, nil, `{"error":"slow down, retry in 2 minutes"}`, 2 * time.Minute},
+		{"in the text, at the root", ours, llm.Bedrock, 429, nil, `{"message":"Too many requests, please wait 12 seconds"}`, 12 * time.Second},
+		{"a number in the text that is no time", ours, llm.OpenAI, 429, nil, `{"error":{"message":"Limit 30000. Please try again later than 3 calls"}}`, time.Second},
+		{"a field counts before the text", ours, llm.OpenAI, 429, fields("retry-after", "3"), `{"error":{"message":"Please try again in 14s."}}`, 3 * time.Second},
+		{"the text of an overload", ours, llm.OpenAI, 503, nil, `{"error":{"message":"Please try again in 14s."}}`, 0},
+
+		{"a quota that is used up", "2389-research/tracker#547", llm.OpenAI, 429, nil, `{"error":{"message":"You exceeded your current quota, please check your plan and billing details.","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}`, 0},
+		{"a limit of billing", "NousResearch/hermes-agent#93455", llm.OpenAI, 429, nil, `{"error":{"code":"billing_hard_limit_reached"}}`, 0},
+		{"a plan that is used up", "senpi#1969", llm.OpenAI, 429, fields("retry-after", "5"), `{"error":{"type":"usage_limit_reached","message":"The usage limit has been reached","resets_in_seconds":5}}`, 0},
+		{"x-should-retry: false", openAIClient, llm.OpenAI, 429, fields("x-should-retry", "false", "retry-after", "5"), "", 0},
+		{"x-should-retry: true", openAIClient, llm.OpenAI, 429, fields("x-should-retry", "true", "retry-after", "5"), "", 5 * time.Second},
+		{"x-should-retry: false, of an overload", openAIClient, llm.Anthropic, 529, fields("x-should-retry", "false", "retry-after", "5"), "", 0},
+		{"RESOURCE_EXHAUSTED without RetryInfo", "google-gemini/gemini-cli#22994", llm.Gemini, 429, nil, `{"error":{"code":429,"message":"Your prepayment credits are depleted.","status":"RESOURCE_EXHAUSTED"}}`, 0},
+		{"and in an array", "promptfoo#10866", llm.Gemini, 429, nil, `[{"error":{"code":429,"message":"Resource has been exhausted (e.g. check quota).","status":"RESOURCE_EXHAUSTED"}}]`, 0},
+		{"Vertex AI asks to try again", "google-gemini/gemini-cli#14811", llm.Gemini, 429, nil, `{"error":{"code":429,"message":"Resource exhausted. Please try again later.","status":"RESOURCE_EXHAUSTED"}}`, time.Second},
+		{
+			"the requests of a day", "google-gemini/gemini-cli#10925", llm.Gemini, 429, nil,
+			strings.Replace(delay("46s"), `{"quotaValue":"4000000"}`, `{"quotaId":"GenerateRequestsPerDayPerProjectPerModel-FreeTier","quotaValue":"50"}`, 1), 0,
+		},
 		{"Bedrock", bedrockErrors, llm.Bedrock, 429, fields("x-amzn-errortype", "ThrottlingException"), `{"message":"Too many tokens"}`, time.Second},
 		{"an answer", ours, llm.OpenAI, 200, fields("retry-after", "20"), "", 0},
 		{"an error", ours, llm.OpenAI, 500, fields("retry-after", "20"), "", 0},
@@ -212,6 +255,8 @@ func FuzzHoldFor(f *testing.F) {
 	f.Add(429, "20", "1.5", "0", "6m0s", `{"error":{"details":[{"@type":"google.rpc.RetryInfo","retryDelay":"46s"}]}}`)
 	f.Add(529, date, "", "0", "2025-08-21T12:41:30Z", "[")
 	f.Add(429, "-1", "1e999", "0", "9223372036854775808", "")
+	f.Add(429, "1755780072", "", "", "11.38", `{"error":{"code":429,"message":"try again in 6m0s","metadata":{"headers":{"x-ratelimit-reset":"1755780072000"}}}}`)
+	f.Add(429, "", "", "", "", `{"error":"retry after 26 seconds","type":[],"response":7}`)
 	f.Fuzz(func(t *testing.T, status int, after, afterMs, remaining, reset, body string) {
 		for name, p := range providers {
 			h := fields("Retry-After", after, "Retry-After-Ms", afterMs, "Date", date,

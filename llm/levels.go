@@ -71,6 +71,9 @@ func (c *Call) Cost() int { return c.levels.Quota.Cost(c.estimate) }
 // takes the place of the first.
 func (c *Call) Answers(status int, h http.Header) *Meter {
 	c.meter = NewMeter(c.levels.Provider, status, h)
+	if c.levels.Provider.Estimate != nil {
+		c.meter.Asked(c.likely)
+	}
 	return c.meter
 }
 
@@ -93,9 +96,9 @@ func (c *Call) weighed(u Usage) Usage {
 }
 
 // Actual returns what the call settles with when its Meter has ended; below 0: the estimate stands. A call that the provider
-// has refused with 429 costs nothing.
+// has refused costs nothing.
 func (c *Call) Actual() int {
-	if c.meter != nil && c.meter.status == http.StatusTooManyRequests {
+	if c.meter != nil && c.meter.isFree() {
 		return 0
 	}
 	if u, ok := c.Counted(); ok {

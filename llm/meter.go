@@ -1,14 +1,17 @@
 package llm
 
 import (
+	"bytes"
 	"compress/gzip"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"mime"
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 )
 
 // A Meter finds the usage of a call in its response. [NewMeter] makes one. Write the bytes of the body to it as they are,
@@ -23,10 +26,18 @@ type Meter struct {
 	inflate  *inflater // nil: the body is not compressed
 	isStream bool      // the body has, or may have, several events
 
-	got   Usage
-	known bool // got has been reported
-	whole bool // the last event, or the end of the body, has come
-	lost  bool // a part could not be read
+	asked *Usage // what the call has reserved; nil: unknown
+
+	got         Usage
+	known       bool // got has been reported
+	inHeader    bool // before the body
+	outputKnown bool
+	whole       bool // the last event, or the end of the body, has come
+	lost        bool // a part could not be read
+
+	seen      *textCounter // nil: no event has come
+	complaint *complaint   // the first error that the body has
+	model     []byte       // an event that another one wraps
 }
 
 // NewMeter returns a Meter for a response with a status and a header.
@@ -34,6 +45,9 @@ func NewMeter(p Provider, status int, h http.Header) *Meter {
 	m := &Meter{provider: p, status: status, countsItself: p.Left != nil && len(p.Left(h)) > 0}
 	if p.Usage == nil || status < 200 || status > 299 {
 		return m
+	}
+	if m.got, m.inHeader = usageInHeader(h); m.inHeader {
+		m.known, m.outputKnown = true, true
 	}
 	switch encoding := h.Get("Content-Encoding"); {
 	case encoding == "", strings.EqualFold(encoding, "identity"):
@@ -81,27 +95,86 @@ func (m *Meter) End(whole bool) {
 	}
 }
 
-// ranNothing reports whether no model has run, by the status of the response: the key or the model is unknown. Such a call
-// costs a request's share.
-func (m *Meter) ranNothing() bool {
-	switch m.status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
-		return true
+// Asked says what the call has reserved, as [Provider].Estimate has it, before its Usage is asked for. If that is nothing, the
+// request makes no model run: it reads, lists or cancels, and what its response reports is the usage of another call. Of a call
+// that has failed, the input stands where the provider counts it.
+func (m *Meter) Asked(estimate Usage) { m.asked = &estimate }
+
+// charge returns what stays of what the call has reserved.
+func (m *Meter) charge() charge {
+	switch by := chargeOf(m.status); {
+	case by != chargeUsage:
+		return by
+	case m.asked != nil && *m.asked == Usage{}:
+		return chargeRequest
+	case m.complaint != nil && m.textSeen() == 0 && (m.complaint.isLimit() || !m.known):
+		return chargeNothing
 	}
-	return false
+	return chargeUsage
 }
 
-// Usage returns the usage that the response reports, if all of it has come. Every call has input, and every stream output:
-// where one is 0, its event is missing.
+// ranNothing reports whether no model has run.
+func (m *Meter) ranNothing() bool { return m.charge() != chargeUsage }
+
+// isFree reports whether the call costs nothing: the provider has refused it, or has responded with an error and the status 200.
+func (m *Meter) isFree() bool { return m.charge() == chargeNothing }
+
+// Refused reports whether the provider has refused the call by its limits in a response whose status is not that of a refusal:
+// in an event of its stream, for example. hold is for how long the refusal asks; 0: it does not say, or that does not help.
+// For other refusals see [Provider].HoldFor.
+func (m *Meter) Refused() (hold time.Duration, ok bool) {
+	if m.complaint == nil || !m.complaint.isLimit() {
+		return 0, false
+	}
+	return m.complaint.asks(), true
+}
+
+// Seen returns the bytes of text that the stream of an answer has had so far, in UTF-8, and the usage that it has reported so
+// far: Anthropic reports the input at the start. ok is false if it has reported none. Of an answer that is no stream the text is
+// not counted.
+func (m *Meter) Seen() (text int, u Usage, ok bool) { return m.textSeen(), m.got, m.known }
+
+func (m *Meter) textSeen() int {
+	if m.seen == nil {
+		return 0
+	}
+	return m.seen.bytes
+}
+
+// Usage returns the usage that the response reports, if all of it has come. Every call has input: where it is 0, its event is
+// missing. An output of 0 is true if it has been reported: a filter has blocked the prompt or the answer.
 func (m *Meter) Usage() (u Usage, ok bool) {
-	if m.ranNothing() {
+	switch m.charge() {
+	case chargeNothing, chargeRequest:
 		return Usage{}, true
+	case chargeInput:
+		if m.asked == nil {
+			return Usage{}, false
+		}
+		if !m.countsFailed() {
+			return Usage{}, true
+		}
+		return Usage{Input: m.asked.Input, CacheRead: m.asked.CacheRead, CacheWrite: m.asked.CacheWrite}, true
 	}
 	input := sum(m.got.Input, m.got.CacheRead, m.got.CacheWrite)
-	if !m.known || !m.whole || m.lost || input == 0 || m.isStream && m.got.Output == 0 {
+	if !m.known || !m.inHeader && (!m.whole || m.lost) || input == 0 || m.isStream && m.got.Output == 0 && !m.outputKnown {
 		return Usage{}, false
 	}
 	return m.got, true
+}
+
+// countsFailed reports whether the provider may count the input of a call for which no model ran. Gemini does
+// (google-gemini/gemini-cli#15184, 2026), and OpenAI says that "unsuccessful requests contribute to your per-minute limit"
+// (platform.openai.com/docs/guides/rate-limits, as quoted in 2026-11). Bedrock counts what was used when a call has ended, and a
+// compatible server has no limits of its own.
+func (m *Meter) countsFailed() bool {
+	switch m.provider.Counts {
+	case Returned:
+		return false
+	case AtStart:
+		return m.countsItself
+	}
+	return true
 }
 
 // Counted returns the usage that counts towards the provider's limits. ok is false if the estimate stands: no usage is
@@ -120,9 +193,9 @@ func (m *Meter) Counted() (u Usage, ok bool) {
 }
 
 // Cost returns the actual cost of the call in a bucket of q, or a negative number if the estimate stands. A call that the
-// provider refused with 429 costs nothing.
+// provider has refused costs nothing.
 func (m *Meter) Cost(q Quota) int {
-	if m.status == http.StatusTooManyRequests {
+	if m.isFree() {
 		return 0
 	}
 	u, ok := m.Counted()
@@ -134,14 +207,34 @@ func (m *Meter) Cost(q Quota) int {
 
 // event takes one event.
 func (m *Meter) event(name string, data []byte) {
+	if _, isAmazon := m.events.(*amazonEvents); isAmazon {
+		data, m.model = unwrapped(data, m.model)
+	}
 	if isLast(name, data) {
 		m.whole = true
 	}
+	array, _ := m.events.(*jsonValues)
+	if m.isStream || array != nil && array.inArray {
+		if m.seen == nil {
+			m.seen = newTextCounter()
+		}
+		m.seen.event(data)
+	}
+	if m.complaint == nil && (isError(name) || bytes.Contains(data, []byte(`"error"`))) {
+		if m.complaint = complaintIn(data, isError(name)); m.complaint != nil && m.complaint.Type == "" {
+			m.complaint.Type = word(name) // Of Bedrock's events, where the data has only the message.
+		}
+	}
 	u, ok := m.provider.Usage(data)
+	if !ok && strings.HasPrefix(name, "message_") && bytes.HasPrefix(data, []byte("{")) {
+		// Libraries go by the field event, and some servers leave the type out of the data.
+		u, ok = m.provider.Usage(fmt.Appendf(nil, `{"type":%q,%s`, name, data[1:]))
+	}
 	if !ok || isNegative(u) {
 		return
 	}
 	m.known = true
+	m.outputKnown = m.outputKnown || name != "message_start" && !bytes.Contains(data, []byte(`"message_start"`))
 	for _, field := range [...]struct {
 		got *int
 		now int
@@ -163,6 +256,10 @@ func isLast(name string, data []byte) bool {
 	}
 	return string(data) == "[DONE]" // OpenAI, Chat Completions
 }
+
+// isError reports whether the name of an event says that it is an error: error of Anthropic and OpenAI, or an exception of Bedrock,
+// such as throttlingException.
+func isError(name string) bool { return name == "error" || strings.HasSuffix(name, "xception") }
 
 func isNegative(u Usage) bool {
 	return u.Input < 0 || u.Output < 0 || u.CacheRead < 0 || u.CacheWrite < 0

@@ -1,7 +1,6 @@
 package llm
 
 import (
-	"bytes"
 	"net/http"
 	"time"
 )
@@ -36,67 +35,19 @@ var OpenAI = Provider{
 
 	Counts: AtStart,
 
-	Usage: func(event []byte) (u Usage, ok bool) {
-		if !bytes.Contains(event, []byte(`"usage"`)) {
-			return Usage{}, false // Most events of a stream need no decoding.
-		}
-		var e struct {
-			Object   string
-			Usage    openAIUsage
-			Response struct{ Usage openAIUsage } // the events response.completed and the like
-		}
-		if !decode(event, &e) || e.Object == "batch" { // A batch has the usage of all its calls, whose limits are others.
-			return Usage{}, false
-		}
-		if u, ok = e.Usage.usage(); ok {
-			return u, true
-		}
-		return e.Response.Usage.usage()
-	},
+	Usage: usageAt(openAIPlaces),
 
 	Left: func(h http.Header) []Left { return leftOf(h, openAIFields) },
 
-	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, openAIFields, nil) },
+	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, openAIFields) },
 }
 
 // A reset is a Go duration, as in 1s, 6m0s or 12ms, until the limit is full again. Azure was
 // seen to send a number of seconds (learn.microsoft.com/answers/questions/5625878, 2025-11), as
-// does Mistral (tidyllm's source, 2025). The last row has Mistral's fields.
+// does Mistral (tidyllm's source, 2025). The third row has Mistral's fields.
 var openAIFields = []limitFields{
 	{Requests, "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests"},
 	{Tokens, "X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens"},
 	{Tokens, "X-Ratelimitbysize-Limit-Minute", "X-Ratelimitbysize-Remaining-Minute", "Ratelimitbysize-Reset"},
-}
-
-// An openAIUsage has the names of Chat Completions and of Responses.
-type openAIUsage struct {
-	Prompt     count `json:"prompt_tokens"`
-	Completion count `json:"completion_tokens"`
-	Input      count `json:"input_tokens"`
-	Output     count `json:"output_tokens"`
-	Total      count `json:"total_tokens"`
-
-	PromptDetails struct {
-		Cached count `json:"cached_tokens"`
-	} `json:"prompt_tokens_details"`
-	InputDetails struct {
-		Cached count `json:"cached_tokens"`
-	} `json:"input_tokens_details"`
-}
-
-// usage returns the usage, if it is whole. Embeddings have no output, but a total. xAI leaves thoughts out of the output, but not out
-// of the total (github.com/vercel/ai/pull/12425, 2026-02). Cached tokens are part of the prompt's.
-func (o openAIUsage) usage() (u Usage, ok bool) {
-	input, output, cached := o.Prompt, o.Completion, o.PromptDetails.Cached
-	if !input.known {
-		input, output, cached = o.Input, o.Output, o.InputDetails.Cached
-	}
-	if rest := o.Total.n - input.n; o.Total.known && rest >= output.n {
-		output = count{rest, true}
-	}
-	if !input.known || !output.known {
-		return Usage{}, false
-	}
-	read := min(cached.n, input.n)
-	return Usage{Input: input.n - read, CacheRead: read, Output: output.n}, true
+	perSpan(Requests, "Requests-Minute"), perSpan(Tokens, "Tokens-Minute"), // Cerebras, in seconds: qwen-code#670
 }

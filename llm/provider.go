@@ -117,9 +117,9 @@ func (q Quota) of(k Kind) int {
 	return 0
 }
 
-// A count is an integer of at least 0 in a JSON document. Anything else, such as a negative
-// number, a fraction, a text, or an overflow, is unknown, and does not keep the rest of the
-// document from being read.
+// A count is an integer of at least 0 in a JSON document, which may be written as 120, 120.0 or 1.2e2: JSON has one type of
+// number. Anything else, such as a negative number, a fraction, a text, or an overflow, is unknown, and does not keep the rest
+// of the document from being read.
 type count struct {
 	n     int
 	known bool
@@ -127,12 +127,18 @@ type count struct {
 
 // UnmarshalJSON never returns an error.
 func (c *count) UnmarshalJSON(text []byte) error {
+	*c = count{}
 	n, err := strconv.Atoi(string(text))
-	if err != nil || n < 0 {
-		*c = count{}
-		return nil
+	if err != nil {
+		const most = 1 << 53 // A larger float need not be the integer that was written.
+		f, err := strconv.ParseFloat(string(text), 64)
+		if n = int(f); err != nil || !(f >= 0 && f < most) || float64(n) != f {
+			return nil
+		}
 	}
-	*c = count{n: n, known: true}
+	if n >= 0 {
+		*c = count{n: n, known: true}
+	}
 	return nil
 }
 

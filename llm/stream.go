@@ -246,7 +246,7 @@ func (a *amazonEvents) endMessage() {
 	a.on(eventType(message[prelude:payload]), message[payload:end])
 }
 
-// eventType returns the value of the header :event-type, "" if there is none.
+// eventType returns the value of the header :event-type, or of :exception-type, which an error has; "" if there is neither.
 func eventType(headers []byte) string {
 	// The lengths of values by their type: true, false, byte, short, integer, long, bytes and text (which
 	// have a length of their own), timestamp, UUID.
@@ -272,7 +272,7 @@ func eventType(headers []byte) string {
 		if len(headers) < length {
 			return ""
 		}
-		if kind == headerText && string(name) == ":event-type" {
+		if kind == headerText && (string(name) == ":event-type" || string(name) == ":exception-type") {
 			return string(headers[:length])
 		}
 		headers = headers[length:]

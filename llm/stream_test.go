@@ -95,6 +95,14 @@ const (
 	overload = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n"
 )
 
+// untyped leaves the type out of the data of events.
+func untyped(events string) string {
+	for _, kind := range []string{"message_start", "message_delta", "message_stop"} {
+		events = strings.NewReplacer(`{"type":"`+kind+`",`, "{", `{"type":"`+kind+`"}`, "{}").Replace(events)
+	}
+	return events
+}
+
 func geminiChunk(output int) string {
 	return fmt.Sprintf(`{"candidates":[{"content":{"parts":[{"text":"[{\"\\"}]}}],"usageMetadata":{"promptTokenCount":8,"candidatesTokenCount":%d}}`, output)
 }
@@ -174,7 +182,7 @@ func TestUsageOfWholeResponses(t *testing.T) {
 		{"an event of lines that is too long", llm.OpenAI, sse, "data: " + long[:llm.Kept/2] + "\ndata: " + long[:llm.Kept/2] + "\n" + last, toTheEnd, unknown},
 		{"usage in an event that is too long", llm.OpenAI, sse, `data: {"x":"` + long + `","usage":{"prompt_tokens":19,"completion_tokens":10}}` + "\n\n" + done, toTheEnd, unknown},
 		{"a comment that is too long", llm.OpenAI, sse, ":" + long + "\n\n" + last, toTheEnd, usage{Input: 19, Output: 10}},
-		{"no usage in a stream without output", llm.OpenAI, sse, strings.Replace(last, "10", "0", 1) + done, toTheEnd, unknown},
+		{"an output of 0: a content filter (auto_ai_router#142)", llm.OpenAI, sse, strings.Replace(last, "10", "0", 1) + done, toTheEnd, usage{Input: 19}},
 		{
 			"Responses, closed behind the last event", llm.OpenAI, sse,
 			"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":3,\"output_tokens\":4}}}\n\n", closed, usage{Input: 3, Output: 4},
@@ -185,6 +193,15 @@ func TestUsageOfWholeResponses(t *testing.T) {
 		{"Anthropic, closed behind message_stop", llm.Anthropic, sse, started + delta + stopped, closed, usage{Input: 25, Output: 15}},
 		{"Anthropic, an error in the stream", llm.Anthropic, sse, started + overload, toTheEnd, unknown},
 		{"Anthropic, closed in the middle", llm.Anthropic, sse, started + delta, closed, unknown},
+		{"Anthropic, an output of 0", llm.Anthropic, sse, started + strings.Replace(delta, "15", "0", 1) + stopped, toTheEnd, usage{Input: 25}},
+		{"Anthropic, without the delta", llm.Anthropic, sse, started + stopped, toTheEnd, unknown},
+		{"Anthropic, the type in event: alone", llm.Anthropic, sse, untyped(started + delta + stopped), toTheEnd, usage{Input: 25, Output: 15}},
+		{"Anthropic, the type in event: alone, without the delta", llm.Anthropic, sse, untyped(started + stopped), toTheEnd, unknown},
+		{
+			"Anthropic, compaction (pydantic-ai#5065)", llm.Anthropic, sse,
+			started + `data: {"type":"message_delta","usage":{"input_tokens":23000,"output_tokens":1000,"iterations":[{"type":"compaction","input_tokens":180000,"output_tokens":3500},{"type":"message","input_tokens":23000,"output_tokens":1000}]}}` + "\n\n" + stopped,
+			toTheEnd, usage{Input: 203_000, Output: 4500},
+		},
 		{"Anthropic, without the start", llm.Anthropic, sse, delta + stopped, toTheEnd, unknown},
 
 		{"Gemini", llm.Gemini, sse, "data: " + geminiChunk(1) + "\r\n\r\ndata: " + geminiChunk(2) + "\r\n\r\n", toTheEnd, usage{Input: 8, Output: 2}},
@@ -194,6 +211,10 @@ func TestUsageOfWholeResponses(t *testing.T) {
 		{"Gemini, an array that breaks", llm.Gemini, "application/json", "[" + geminiChunk(1), broken, unknown},
 		{"Gemini, an element that is too long", llm.Gemini, "application/json", `[{"x":"` + long + `"},` + geminiChunk(2) + "]", toTheEnd, usage{Input: 8, Output: 2}},
 
+		{"Gemini, blocked (janeapp/riffer#309)", llm.Gemini, sse, `data: {"promptFeedback":{"blockReason":"SAFETY"},"usageMetadata":{"promptTokenCount":10,"totalTokenCount":10}}` + "\r\n\r\n", toTheEnd, usage{Input: 10}},
+		{"Groq (vercel/ai#1651)", llm.OpenAI, sse, chunk + `data: {"choices":[],"x_groq":{"usage":{"prompt_tokens":12,"completion_tokens":30}}}` + "\n\n" + done, toTheEnd, usage{Input: 12, Output: 30}},
+		{"Moonshot (earendil-works/pi#2017)", llm.OpenAI, sse, chunk + `data: {"choices":[{"usage":{"prompt_tokens":12,"completion_tokens":30}}]}` + "\n\n" + done, toTheEnd, usage{Input: 12, Output: 30}},
+		{"Ollama's own API", llm.OpenAI, "application/x-ndjson", `{"message":{"content":"a"},"done":false}` + "\n" + `{"done":true,"prompt_eval_count":12,"eval_count":30}` + "\n", toTheEnd, usage{Input: 12, Output: 30}},
 		{"JSON", llm.Gemini, "application/json", geminiChunk(3), toTheEnd, usage{Input: 8, Output: 3}},
 		{"JSON, closed behind the object", llm.Gemini, "application/json", geminiChunk(3), closed, usage{Input: 8, Output: 3}},
 		{"JSON, cut off", llm.Gemini, "application/json", strings.TrimSuffix(geminiChunk(3), "}"), toTheEnd, unknown},

@@ -132,6 +132,9 @@ func FuzzUsage(f *testing.F) {
 	f.Add([]byte(`{"type":"message_start","message":{"usage":{"input_tokens":25,"output_tokens":1}}}`))
 	f.Add([]byte(`{"usageMetadata":{"promptTokenCount":100,"cachedContentTokenCount":60,"totalTokenCount":9223372036854775807}}`))
 	f.Add([]byte(`{"bytes":"eyJ1c2FnZSI6e319","usage":{"inputTokens":1,"outputTokens":-1}}`))
+	for _, tt := range usageCases {
+		f.Add([]byte(tt.event))
+	}
 	f.Fuzz(func(t *testing.T, event []byte) {
 		for _, p := range providers {
 			u, ok := p.Usage(event)

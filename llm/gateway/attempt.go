@@ -38,6 +38,7 @@ type attempt struct {
 	length, written int64 // of the body; a length below 0 is unknown
 	isBroken        bool  // it could not be written
 	isHijacked      bool
+	isOurs          bool // the gateway says that the provider has not answered: whether a model runs is unknown
 
 	cutOff func() // ends the attempt
 	timer  *time.Timer
@@ -99,11 +100,20 @@ func (a *attempt) WriteHeader(status int) {
 func (a *attempt) begin() {
 	c, h := a.call, a.Header()
 	c.body.forget()
-	a.meter = c.metered.Answers(a.status, h)
+	a.meter = a.newMeter()
 	c.g.setLeft(h)
 	c.setTiming(h)
 	c.status = a.status
 	a.ResponseWriter.WriteHeader(a.status)
+}
+
+// newMeter returns the Meter of the response.
+func (a *attempt) newMeter() *llm.Meter {
+	status := a.status
+	if a.isOurs {
+		status = 0 // It says nothing of what the provider has done.
+	}
+	return a.call.metered.Answers(status, a.Header())
 }
 
 func (a *attempt) Write(p []byte) (n int, err error) {
@@ -192,7 +202,15 @@ func (a *attempt) readRefusal() {
 		c.g.config.Ledger.providerRefused()
 		c.g.faults.note("the provider has refused a call with 429", a.status)
 	}
-	a.pause = min(a.pause, longestPause)
+	a.pause = c.g.bearable(a.pause)
+}
+
+// bearable returns for how long a refusal holds the line: not at all if it asks for longer than a call may wait, as no wait cures it then.
+func (g *Gateway) bearable(asked time.Duration) time.Duration {
+	if wait := g.config.Line().Limits().MaxWait; wait > 0 && asked > wait {
+		return 0
+	}
+	return min(asked, longestPause)
 }
 
 // hold holds the line for as long as a refusal asks that can't be captured.
@@ -222,6 +240,17 @@ func (a *attempt) end(r *http.Request, returned bool) {
 			c.g.faults.note(reasonOf(isWhole), a.status)
 		}
 		c.metered.Learn()
+		if asked, refused := a.meter.Refused(); refused {
+			c.g.config.Ledger.providerRefused()
+			c.g.faults.note("the provider has refused a call in its answer", a.status)
+			if pause := c.g.bearable(asked); pause > 0 {
+				c.g.config.Line().Hold(pause)
+			}
+		}
+		if c.metered.Actual() == 0 {
+			shaper.Settle(r, 0)
+			return
+		}
 	} else if a.status == 0 {
 		c.g.faults.note("no answer has come, and the estimate stands", 0)
 	}
@@ -231,11 +260,14 @@ func (a *attempt) end(r *http.Request, returned bool) {
 
 // endRefused settles a call that the provider has refused, and that is not sent again.
 func (a *attempt) endRefused(r *http.Request) {
-	c := a.call
-	if a.status == http.StatusTooManyRequests || !shaper.Settle(r, -1) { // It cost nothing when it entered the line again.
+	c, m := a.call, a.newMeter()
+	if cost := c.g.scaled(c.metered.Actual(), math.Ceil); a.status == http.StatusTooManyRequests || !shaper.Settle(r, cost) { // It cost nothing when it entered the line again.
 		c.reported = &llm.Usage{}
 		shaper.Settle(r, 0)
 		return
+	}
+	if u, ok := m.Usage(); ok {
+		c.reported = &u
 	}
 	c.g.config.Ledger.ended(c.team, c.taken(), time.Now())
 }

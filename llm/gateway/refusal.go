@@ -72,9 +72,11 @@ func (f failure) setRetryAfter(h http.Header) {
 // WriteUnreachable responds in the provider's format, for a handler behind the gateway that got no response of the provider.
 // status is 502, 503 or 504. w must be the handler's; ok is false if its response has begun.
 func (g *Gateway) WriteUnreachable(w http.ResponseWriter, status int) (ok bool) {
-	if a, isAttempt := w.(*attempt); !isAttempt || a.status != 0 {
+	a, isAttempt := w.(*attempt)
+	if !isAttempt || a.status != 0 {
 		return false
 	}
+	a.isOurs = true
 	g.writeFailure(w, failure{status, "The provider can't be reached, or did not answer in time.", 0})
 	return true
 }

@@ -56,7 +56,7 @@ func (t *Teams) Of(r *http.Request) (team string, ok bool) {
 	query := r.URL.Query()
 	bearer := r.Header.Get("Authorization")
 	if scheme, token, _ := strings.Cut(bearer, " "); strings.EqualFold(scheme, "Bearer") {
-		bearer = token
+		bearer = strings.TrimLeft(token, " ") // RFC 9110, section 11.1: at least one blank.
 	}
 	for _, token := range []string{bearer, r.Header.Get("X-Api-Key"), r.Header.Get("X-Goog-Api-Key"), r.Header.Get("Api-Key"), query.Get("key")} {
 		if team, ok = t.owner(token); ok {
