@@ -343,3 +343,44 @@ func TestAKeyThatSharesItsBucketIsHeld(t *testing.T) {
 		require.Zero(t, leaves(), "a hold ends with the Inspector")
 	})
 }
+
+// One limits function that blocks must hang neither other questions nor Remove and Close. Here the
+// table of keys is full, so for a key without a bucket only its limits say which bucket it shares.
+func TestALimitsFunctionThatBlocksHoldsUpNobodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		blocked := make(chan struct{})
+		g := made.GroupBy(t, func(key string) (shaper.Limits, error) {
+			if key == "blocks" {
+				<-blocked
+			}
+			return shaper.Limits{Rate: 1, Depth: 9}, nil
+		}, shaper.WithMaxKeys(1))
+		for range 2 {
+			go g.Wait(t.Context(), "own")
+			go g.Wait(t.Context(), "shares")
+		}
+		synctest.Wait()
+		c := newConsole(t, inspect.OfGroup(g))
+		c.Add("two", inspect.OfGroup(g))
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			ask(c, "/api/buckets/one/blocks")
+		})
+		asking.Go(func() {
+			c.send("/api/limits", `{"source":"one","key":"blocks","limits":"1/s","for":"1m"}`)
+		})
+		synctest.Wait()
+		start := time.Now()
+		for _, path := range []string{"line/one/own", "buckets/one/own", "line/one/blocks"} {
+			ask(c, "/api/"+path)
+		}
+		c.Remove("two")
+		require.Equal(t, start, time.Now())
+		c.Remove("one")
+		require.LessOrEqual(t, time.Since(start), 5*time.Second)
+		require.NoError(t, c.Close())
+		require.LessOrEqual(t, time.Since(start), 10*time.Second)
+		close(blocked)
+		asking.Wait()
+	})
+}

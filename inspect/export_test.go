@@ -23,19 +23,6 @@ func Routes() (served []Served) {
 	return served
 }
 
-// BeginReplay keeps all replays of an Inspector waiting until end is called.
-func BeginReplay(i *Inspector) (end func()) {
-	i.recordings.replaying <- struct{}{}
-	return func() { <-i.recordings.replaying }
-}
-
-// Recordings returns how many buckets an Inspector records.
-func (i *Inspector) Recordings() int {
-	i.recordings.mu.Lock()
-	defer i.recordings.mu.Unlock()
-	return len(i.recordings.buckets)
-}
-
 // The forms of the API. Tests that read answers into them trust their names, which testdata/answers.txt
 // holds.
 type (
@@ -43,8 +30,6 @@ type (
 	List    = list
 	Told    = change
 	Record  = record
-	WhatIf  = whatIf
-	Outcome = outcome
 	View    = quotaView
 	Turns   = turnsView
 	Turn    = turnView

@@ -83,7 +83,7 @@ func TestWhoIsAnswered(t *testing.T) {
 // for /api/events to take all streams.
 func TestAForeignPageIsToldNothingByTheAPI(t *testing.T) {
 	i := show(t, "one", inspect.Of(made.Shaper(t, "1/s")))
-	paths := []string{"/api/events", "/api/buckets", "/api/buckets/one/", "/api/line/one/", "/api/top", "/api/what-if?source=one&limits=1/s", "/api/openapi.json"}
+	paths := []string{"/api/events", "/api/buckets", "/api/buckets/one/", "/api/line/one/", "/api/top", "/api/openapi.json"}
 	for site, status := range map[string]int{"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200, "": 200} {
 		for _, path := range append(paths, "/", "/web/app.js") {
 			r := request(http.MethodGet, path)

@@ -41,7 +41,6 @@ type core struct {
 	closed  bool
 
 	controller *controller
-	recordings *recordings
 
 	sifting   chan struct{}  // has room for as many lists as are made at once; see sift
 	exporting chan struct{}  // has room for one, as each keeps a scan in memory while it is read
@@ -60,8 +59,6 @@ func New(opts ...Option) *Inspector {
 		sifting:   make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)),
 		exporting: make(chan struct{}, 1),
 		closing:   make(chan struct{}),
-
-		recordings: &recordings{buckets: map[target]*recorded{}, replaying: make(chan struct{}, 1)},
 	}}
 	i.set(opts)
 	i.controller = newController(i.logger, i.announce)
@@ -130,8 +127,7 @@ func (i *Inspector) Remove(name string) {
 	if w == nil {
 		return
 	}
-	i.controller.endOf(w)       // First, so that the streams still tell of it.
-	defer i.recordings.endOf(w) // Last, when none can begin.
+	i.controller.endOf(w) // First, so that the streams still tell of it.
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	k := slices.Index(i.sources, w)
@@ -172,7 +168,6 @@ func (i *Inspector) Report(err error) {
 func (i *Inspector) Close() error {
 	// First, so that the streams still tell of it.
 	i.controller.close()
-	i.recordings.close()
 	i.mu.Lock()
 	if !i.closed {
 		i.closed = true

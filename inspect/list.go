@@ -289,8 +289,8 @@ func readPair(pair string) (name, value string, err error) {
 	return name, value, nil
 }
 
-// maxKeptKey is the length, in bytes, up to which the [Inspector] keeps a history or a recording of
-// a key. Each is kept for a time, with its key, whether or not the key has a bucket.
+// maxKeptKey is the length, in bytes, up to which the [Inspector] keeps a history of a key.
+// Each is kept for a time, with its key, whether or not the key has a bucket.
 const maxKeptKey = 8 << 10
 
 // keeps returns nil if a key is short enough to be kept.

@@ -204,12 +204,7 @@ func TestAWrongParameterIsNamed(t *testing.T) {
 		{"/api/buckets?limit=1;a=b", "limit", "1;a=b", "semicolon", 400},
 		{"/api/buckets?%zz=1", "%zz", "1", "invalid URL escape", 400},
 		{"/web/../inspector.go", "path", "/web/../inspector.go", "not served here", 404},
-		{"/api/what-if?limits=1/s", "source", "", "missing", 400},
-		{"/api/what-if?source=one&limits=", "limits", "", "missing", 400},
-		{"/api/what-if?source=one&key=k&limits=fast", "limits", "fast", "column 1", 400},
-		{"/api/what-if?source=one&key=k&limits=0/s", "limits", "0/s", "must be above 0", 400},
-		{"/api/what-if?source=one&limits=1/s", "key", "", "missing", 400},
-		{"/api/what-if?source=one&limits=1/s&key=&key=", "key", "", "more than once", 400},
+		{"/api/what-if?source=one&limits=1/s", "path", "/api/what-if", "shapereplay computes it", 404},
 		{"/web/index.html", "path", "/web/index.html", "not served here", 404},
 		{"/web/", "path", "/web/", "not served here", 404},
 	} {
@@ -229,7 +224,7 @@ func TestAWrongParameterIsNamed(t *testing.T) {
 
 func TestAnotherMethodIsNotAllowed(t *testing.T) {
 	i := blank(t)
-	for _, target := range []string{"/", "/web/x", "/api/buckets", "/api/buckets/a/b", "/api/line/a/b", "/api/top", "/api/events", "/api/what-if"} {
+	for _, target := range []string{"/", "/web/x", "/api/buckets", "/api/buckets/a/b", "/api/line/a/b", "/api/top", "/api/events"} {
 		for _, method := range []string{http.MethodPost, http.MethodDelete, http.MethodOptions, "BREW"} {
 			w := recorded(i, request(method, target))
 			require.Equal(t, http.StatusMethodNotAllowed, w.Code, target)

@@ -250,9 +250,6 @@ func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 			{"/api/v1/line/one/?max=x", 400},
 			{"/api/v1/top", 200},
 			{"/api/v1/top?n=0", 400},
-			{"/api/v1/what-if?source=one&limits=50/s", 200},
-			{"/api/v1/what-if?source=one&limits=50", 400},
-			{"/api/v1/what-if?source=x&limits=50/s", 404},
 			{"/api/v1/changes", 200},
 			{"/api/v1/changes?source=x", 404},
 			{"/api/v1/openapi.json", 200},
@@ -337,7 +334,7 @@ func TestAnswersAreTheOnesOfTheFile(t *testing.T) {
 			answers.WriteString("\n")
 		}
 		for _, target := range []string{"buckets?source=down", "buckets/reserved/", "buckets/closed/", "buckets/many/a",
-			"line/one/", "keys/one/?max=1", "quota/one/?teams=1", "top", "what-if?source=one&limits=2/s", "changes"} {
+			"line/one/", "keys/one/?max=1", "quota/one/?teams=1", "top", "changes"} {
 			write("GET "+target, ask(i, "/api/v1/"+target).Body.String())
 		}
 		fmt.Fprintf(&answers, "GET buckets.csv?sort=-refused\n%s", ask(i, "/api/v1/buckets.csv?sort=-refused").Body)
@@ -396,7 +393,6 @@ func answering(t *testing.T) *inspect.Inspector {
 	require.NoError(t, closed.Close())
 	require.ErrorIs(t, closed.Wait(t.Context()), shaper.ErrClosed)
 
-	require.Equal(t, http.StatusOK, ask(c, "/api/v1/what-if?source=one&limits=2/s").Code)
 	ctx, giveUp := context.WithCancel(t.Context())
 	turnsOf(t, c, "/api/v1/keys/one/") // Departures are noted from now on.
 	time.Sleep(500 * time.Millisecond)

@@ -31,7 +31,6 @@ var routes = []route{
 	{http.MethodGet, "/api/v1/keys", true, []string{"max"}, (*Inspector).serveKeys},
 	{http.MethodGet, "/api/v1/quota", true, []string{"teams"}, (*Inspector).serveQuota},
 	{http.MethodGet, "/api/v1/top", false, []string{"source", "n"}, (*Inspector).serveTop},
-	{http.MethodGet, "/api/v1/what-if", false, []string{"source", "key", "id", "limits"}, (*Inspector).serveWhatIf},
 	{http.MethodGet, "/api/v1/changes", false, []string{"source"}, (*Inspector).serveChanges},
 	{http.MethodPost, "/api/v1/limits", false, nil, changing((*controller).setLimits, "limits", "for")},
 	{http.MethodPost, "/api/v1/reset", false, nil, changing((*controller).reset)},
@@ -93,6 +92,9 @@ func (i *Inspector) serveAPI(w http.ResponseWriter, r *http.Request, path string
 	}
 	if allowed != nil {
 		return methodNotAllowed(w, r, allowed...)
+	}
+	if path == "/api/v1/what-if" {
+		return unknown("path", r.URL.Path, "which is served no longer; a candidate in dry run beside the live rule shows what other limits would do, and shapereplay computes it from a log")
 	}
 	return unknown("path", r.URL.Path, "which is not served here")
 }

@@ -53,7 +53,6 @@ type source interface {
 // the program.
 type bucketRef interface {
 	changer
-	recorder
 
 	// stats returns the Stats of the bucket; ok reports whether it is in use.
 	stats() (st shaper.Stats, ok bool)

@@ -228,24 +228,3 @@ func TestTurnsGoWithAllElse(t *testing.T) {
 		})
 	}
 }
-
-// What-if knows one line. On a Shaper whose keys take turns it must say so.
-func TestWhatIfSaysThatItKnowsNoTurns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := made.Shaper(t, "1/s depth 100", shaper.WithFairQueue(nil))
-		c := newConsole(t, inspect.Of(s))
-		comes(s, "a", 5)
-		time.Sleep(1500 * time.Millisecond) // One has left.
-		comes(s, "b", 1)
-		c.whatIf(t, "", "1/s depth 100")
-		comes(s, "c", 1)
-		time.Sleep(20 * time.Second)
-		answer := c.whatIf(t, "", "1/s depth 100")
-		require.Len(t, answer.Notes, 1)
-		require.Contains(t, answer.Notes[0], "take turns")
-		require.Equal(t, 1, answer.Now.Departed)
-		require.NotNil(t, answer.Now.WaitMax)
-		require.Equal(t, 1, answer.Then.Departed, "those in line when the recording began are all known")
-		require.Nil(t, answer.Then.WaitMax)
-	})
-}

@@ -13,7 +13,6 @@ import { Stream } from "./stream.js";
 import { Table } from "./table.js";
 import { Tiles } from "./tiles.js";
 import { Turns } from "./turns.js";
-import { WhatIf } from "./whatif.js";
 import { byId, fill, make, nameOf, setAttribute, setText } from "./dom.js";
 import { fromServer, go, href, onChange, view } from "./url.js";
 import { onThemeChange } from "./theme.js";
@@ -40,7 +39,6 @@ const detail = new Detail((answer) => {
 });
 const turns = new Turns();
 const quota = new Quota(turns);
-const whatIf = new WhatIf();
 const control = new Control();
 const changes = new Changes((inForce) => control.learn(inForce), isShaper);
 const stream = new Stream(receive, connected, () => recent.latest?.at_ms);
@@ -57,7 +55,6 @@ function connected(state, retryAt, message) {
   if (state === "lost" || state === "bye") pausePolls();
   if ((state === "live" || state === "refused") && running() && !table.running) {
     table.start();
-    whatIf.resume();
   }
 }
 
@@ -65,7 +62,6 @@ function pausePolls() {
   table.stop();
   table.follow(null);
   detail.stop();
-  whatIf.stop();
 }
 
 function receive(event, data) {
@@ -226,11 +222,8 @@ function showSelected() {
   byId("now").classList.toggle("no-source", source == null);
   setText(byId("selected-of"), isKey ? `a bucket of ${source}` : source == null ? "" : isShaper(source) ? "one bucket" : "all its buckets together");
   document.title = source == null ? pageTitle : `${name} · ${pageTitle}`;
-  if (!isBucket()) {
-    whatIf.open(source, null);
-    return detail.close();
-  }
-  for (const part of [detail, whatIf, control]) part.open(source, id ?? "");
+  if (!isBucket()) return detail.close();
+  for (const part of [detail, control]) part.open(source, id ?? "");
 }
 
 const healthOf = (source) => (source.closed ? "closed" : source.health ?? "rest");
@@ -250,7 +243,6 @@ function run() {
   if (running()) {
     stream.open(view.source, view.id);
     table.start();
-    whatIf.resume();
     return;
   }
   stop();

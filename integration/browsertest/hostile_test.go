@@ -44,8 +44,8 @@ func (p *tab) harmless() {
 	require.Empty(p.t, p.unexpected())
 }
 
-// hostileScene has a bucket for each hostile key. Two of the keys wait, so that a what-if and a
-// line have something to show.
+// hostileScene has a bucket for each hostile key. Two requests of each wait, so that a line has something to
+// show.
 func hostileScene(t *testing.T) *scene {
 	s := newScene(t)
 	g := s.group("<b>clients</b>", "1/h depth 4")

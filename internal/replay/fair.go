@@ -31,7 +31,7 @@ type FairBucket struct {
 	p *Plan
 
 	empty exact.Nanos // as in Bucket
-	since exact.Nanos
+	since exact.Nanos // no request in line leaves before
 	ahead int64
 
 	line       fair.Order[*fairPlace]
@@ -92,10 +92,9 @@ func (b *FairBucket) End() { b.advance(Never) }
 // judge returns how long a call that comes at an instant would have to wait, or why it is refused, and the call in
 // line that it pushes out. The order of the checks is the same as in package shaper.
 func (b *FairBucket) judge(at time.Duration, c *Call) (wait time.Duration, over *fair.Item[*fairPlace], why Result) {
-	r := Request{At: at, Cost: c.Estimate, Deadline: Never}
 	if b.waiting == 0 || b.p.depth == 0 {
 		wait = b.p.waitBehind(b.empty, at, b.ahead, c.Estimate)
-		return wait, nil, b.p.judge(r, wait, b.waiting)
+		return wait, nil, b.p.judge(c.Estimate, wait, b.waiting)
 	}
 	if b.waiting >= b.p.depth {
 		over = b.line.Outlasting(c.Key, c.Weight, int64(c.Estimate))
@@ -113,7 +112,7 @@ func (b *FairBucket) judge(at time.Duration, c *Call) (wait time.Duration, over 
 		_, ahead := b.line.Ahead(c.Key, c.Weight, int64(c.Estimate), false, over)
 		wait = max(b.p.waitBehind(b.empty, at, ahead, c.Estimate), 1)
 	}
-	return wait, over, b.p.judge(r, wait, min(b.waiting, b.p.depth-1))
+	return wait, over, b.p.judge(c.Estimate, wait, min(b.waiting, b.p.depth-1))
 }
 
 // pushOut refuses a call in line.
