@@ -29,11 +29,11 @@ type arguments struct {
 
 	filter filter
 
-	candidates  bool
-	output      []string // json, nginx or caddy: the form in place of tables
-	svg, export string   // files; "": none
-	goalText    string   // "": no search
-	goal        find.Goal
+	candidates bool
+	output     []string // json, nginx or caddy: the form in place of tables
+	export     string   // a file; "": none
+	goalText   string   // "": no search
+	goal       find.Goal
 
 	quota quota.Setup // of the format usage
 	given []string    // the names of the flags that were given
@@ -75,7 +75,9 @@ func parseArguments(args []string) (a arguments, err error) {
 			return nil
 		})
 	}
-	flags.Func("svg", "", func(text string) error { return setOutput(&a.svg, text) })
+	flags.Func("svg", "", func(string) error {
+		return errors.New("no picture is drawn any more; the table and -json have the counts")
+	})
 	a.addQuota(flags)
 	flags.Func("export", "", func(text string) error { return setOutput(&a.export, text) })
 	for len(args) > 0 {
@@ -119,34 +121,21 @@ func (a *arguments) check() error {
 	case len(a.output) > 1:
 		return fmt.Errorf("-%s and -%s both choose the output: use one of them", a.output[0], a.output[1])
 	}
-	if err := a.checkOutputs(); err != nil || a.goalText == "" {
-		return err
-	}
 	for _, shows := range []struct {
 		name  string
 		given bool
-	}{{"-candidate", a.candidates}, {"-svg", a.svg != ""}, {"-export", a.export != ""}} {
-		if shows.given {
+	}{{"-candidate", a.candidates}, {"-export", a.export != ""}} {
+		if shows.given && a.goalText != "" {
 			return fmt.Errorf("%s shows a replay, and -find searches: use one of them", shows.name)
 		}
 	}
-	return nil
-}
-
-// checkOutputs returns an error if an output would overwrite an input or another output.
-func (a *arguments) checkOutputs() error {
-	if a.svg != "" && filepath.Clean(a.svg) == filepath.Clean(a.export) {
-		return errors.New("-svg and -export would write the same file")
+	at, err := os.Stat(a.export)
+	if err != nil {
+		return nil // It is not there yet, or not wanted.
 	}
-	for _, output := range []struct{ flag, file string }{{"-svg", a.svg}, {"-export", a.export}} {
-		at, err := os.Stat(output.file)
-		if err != nil {
-			continue // It is not there yet, or not wanted.
-		}
-		for _, name := range slices.Concat(a.rules, a.logs) {
-			if read, err := os.Stat(name); err == nil && os.SameFile(at, read) {
-				return fmt.Errorf("%s %s would write over an input", output.flag, output.file)
-			}
+	for _, name := range slices.Concat(a.rules, a.logs) {
+		if read, err := os.Stat(name); err == nil && os.SameFile(at, read) {
+			return fmt.Errorf("-export %s would write over an input", a.export)
 		}
 	}
 	return nil

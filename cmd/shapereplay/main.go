@@ -98,7 +98,6 @@ What is shown:
   -json               print one JSON object
   -nginx, -caddy      print the limits as configuration: limit_req of nginx, or
                       the directive shape of Caddy, with what differs there
-  -svg FILE           draw arrivals, departures and the line over time
   -export FILE        write the addresses refused most, one per line, for a
                       firewall: of an IPv6 client its prefix
   -h                  print this text
@@ -108,7 +107,7 @@ Status: 0, 1 if something could not be read or written, 2 wrong usage,
 
 Examples:
   shapereplay -rules shaper.yaml access.log access.log.1 access.log.2.gz
-  shapereplay -rules shaper.yaml -key "route client_ip" -svg r.svg access.log
+  shapereplay -rules shaper.yaml -key "route client_ip" access.log
   shapereplay -rules shaper.yaml -find "wait=200ms refused=0.1%" access.log
   shapereplay -rules shaper.yaml -find "wait=0s burst=20" -nginx access.log
   shapereplay -format usage -provider openai -tokens 90000 usage.log

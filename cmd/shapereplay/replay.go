@@ -42,7 +42,7 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		return exitUsage, fmt.Errorf("-key: %w (-h shows examples)", err)
 	}
 	a.options.Header = maker.Header()
-	simulation := simulate.New(rules, simulate.Options{Candidates: a.candidates, Series: a.svg != "", Arrivals: a.goalText != ""})
+	simulation := simulate.New(rules, simulate.Options{Candidates: a.candidates, Arrivals: a.goalText != ""})
 	stats, status, err := a.read(ctx, s, func(r *accesslog.Record) {
 		key, address := maker.Of(r)
 		simulation.Arrive(r.At, key, address)
@@ -203,13 +203,10 @@ func (a *arguments) document(ctx context.Context, result simulate.Result, maker 
 	return d, nil
 }
 
-// write writes all outputs that were asked for, even if one of them fails. The files come first, as
+// write writes all outputs that were asked for, even if one of them fails. The file comes first, as
 // the program ends when nobody reads its output.
 func (a *arguments) write(s streams, d *report.Document, result *simulate.Result) error {
 	var errs []error
-	if a.svg != "" {
-		errs = append(errs, os.WriteFile(a.svg, []byte(report.SVG(d)), 0o644))
-	}
 	if a.export != "" {
 		list := ""
 		for _, address := range result.AddressesRefusedMost(a.top) {

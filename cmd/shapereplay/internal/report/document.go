@@ -1,5 +1,4 @@
-// Package report prints the results of a replay or a search: as tables, as JSON, as a picture, and
-// as a list of addresses.
+// Package report prints the results of a replay or a search: as tables, as JSON, and as a list of addresses.
 package report
 
 import (
@@ -49,8 +48,6 @@ type Rule struct {
 	WaitP95 simulate.Seconds `json:"wait_p95_s"`
 	WaitP99 simulate.Seconds `json:"wait_p99_s"`
 	LineMax int              `json:"line_max"` // of one key
-
-	series *simulate.Series
 }
 
 // A Key is a key, and the fate of its requests.
@@ -81,7 +78,7 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 		shown := Rule{
 			Rule: rule.Key, File: rule.File, Line: rule.Rule.Line, Limits: rule.Simulated.String(), Keys: len(rule.Keys), Count: rule.Count,
 			WaitP50: simulate.Seconds(rule.Waits.Quantile(0.50)), WaitP95: simulate.Seconds(rule.Waits.Quantile(0.95)), WaitP99: simulate.Seconds(rule.Waits.Quantile(0.99)),
-			LineMax: rule.Line, series: rule.Series,
+			LineMax: rule.Line,
 		}
 		if rule.Nothing {
 			shown.Limits = ""

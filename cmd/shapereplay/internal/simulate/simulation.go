@@ -37,7 +37,6 @@ import (
 // Options are the options of a simulation.
 type Options struct {
 	Candidates bool // the candidates of the rules instead of their limits
-	Series     bool // keep [Rule.Series], for pictures
 	Arrivals   bool // keep [Key.Arrivals], for searches
 }
 
@@ -71,9 +70,8 @@ type Rule struct {
 	Nothing   bool          // candidates are simulated, and the rule has none
 	Keys      []*Key
 	Count
-	Waits  Waits   // of those that left
-	Line   int     // the longest of one key
-	Series *Series // nil unless Options.Series, and if no request has met the rule
+	Waits Waits // of those that left
+	Line  int   // the longest of one key
 
 	plan *replay.Plan
 }
@@ -127,9 +125,6 @@ func (k *Key) arrive(now time.Duration) replay.Fate {
 		r.Waits.Add(fate.Waited)
 	}
 	r.Line = max(r.Line, k.bucket.Line())
-	if r.Series != nil {
-		r.Series.add(now, fate)
-	}
 	return fate
 }
 
@@ -143,9 +138,6 @@ func (s *Simulation) ruleOf(key string) *Rule {
 	if r == nil {
 		r = s.newRule(rule)
 		r.plan = replay.NewPlan(r.Simulated)
-		if s.options.Series {
-			r.Series = &Series{Width: time.Millisecond}
-		}
 		s.byRule[rule.Key] = r
 	}
 	return r
@@ -179,19 +171,10 @@ type Result struct {
 func (s *Simulation) Result() Result {
 	result := s.result
 	result.Keys = len(result.keys)
-	width := time.Duration(0) // one for all series
-	for _, r := range s.byRule {
-		if r.Series != nil {
-			width = max(width, r.Series.Width)
-		}
-	}
 	for rule := range s.rules.All() {
 		r := s.byRule[rule.Key]
 		if r == nil {
 			r = s.newRule(rule)
-		}
-		for r.Series != nil && r.Series.Width < width {
-			r.Series.widen()
 		}
 		result.Rules = append(result.Rules, r)
 	}
@@ -335,66 +318,4 @@ func (w *Waits) Quantile(q float64) time.Duration {
 		}
 	}
 	return 0
-}
-
-// maxBins is how many bins a series has at most. A picture shows no more.
-const maxBins = 240
-
-// A Bin counts the events in one piece of the time.
-type Bin struct {
-	Arrived, Left, Refused int
-	Waiting                Total // of all waits in this time: divided by the width, the mean length of the line
-}
-
-// A Series counts events over time. Bin i begins i widths after the first arrival of the log. The length of a
-// log is unknown when it is read from a pipe, so the bins are narrow at first, and twice as wide whenever
-// there would be too many.
-type Series struct {
-	Width time.Duration // of a bin; in a [Result] all series have the same
-	Bins  []Bin         // up to the last in which something happened
-}
-
-// bin returns the bin of an instant.
-func (s *Series) bin(at time.Duration) *Bin {
-	for at/s.Width >= maxBins {
-		s.widen()
-	}
-	i := int(at / s.Width)
-	for len(s.Bins) <= i {
-		s.Bins = append(s.Bins, Bin{})
-	}
-	return &s.Bins[i]
-}
-
-// widen makes one bin of two.
-func (s *Series) widen() {
-	s.Width *= 2
-	for i, b := range s.Bins {
-		if i%2 == 0 {
-			s.Bins[i/2] = b
-			continue
-		}
-		to := &s.Bins[i/2]
-		to.Arrived += b.Arrived
-		to.Left += b.Left
-		to.Refused += b.Refused
-		to.Waiting += b.Waiting
-	}
-	s.Bins = s.Bins[:(len(s.Bins)+1)/2]
-}
-
-func (s *Series) add(at time.Duration, f replay.Fate) {
-	s.bin(at).Arrived++
-	if f.Result != replay.Departed {
-		s.bin(at).Refused++
-		return
-	}
-	leaves := at + f.Waited
-	s.bin(leaves).Left++
-	for at < leaves {
-		width := s.Width
-		end := min(leaves, at-at%width+width)
-		s.Bins[at/width].Waiting += Total(end - at)
-		at = end
-	}
 }

@@ -138,39 +138,9 @@ func TestQuantilesAreNearlyExact(t *testing.T) {
 	require.Zero(t, new(simulate.Waits).Quantile(0.5))
 }
 
-// The picture must show the counts, however long the log becomes.
-func TestSeriesHoldEveryRequest(t *testing.T) {
-	chance := rand.New(rand.NewPCG(16, 7))
-	for _, span := range []time.Duration{time.Millisecond, time.Second, time.Hour, 30 * 24 * time.Hour} {
-		s := newSimulation(t, "default: 3/s depth 20\nlimits:\n  api: 1/s\n", simulate.Options{Series: true})
-		at := time.Duration(0)
-		for range 2000 {
-			at += time.Duration(chance.Int64N(int64(span)) / 1000)
-			key := "api"
-			if chance.IntN(2) == 0 {
-				key = "other"
-			}
-			s.Arrive(start.Add(at), key, "")
-		}
-		for _, r := range s.Result().Rules {
-			bins := r.Series.Bins
-			require.LessOrEqual(t, len(bins), 240)
-			var all simulate.Bin
-			for _, b := range bins {
-				all.Arrived += b.Arrived
-				all.Left += b.Left
-				all.Refused += b.Refused
-				all.Waiting += b.Waiting
-			}
-			require.Equal(t, simulate.Bin{Arrived: r.Requests, Left: r.AtOnce + r.Waited, Refused: r.Refused, Waiting: r.TotalWait}, all)
-			require.LessOrEqual(t, at, r.Series.Width*240)
-		}
-	}
-}
-
 // A duration ends after 292 years, and the waits of a long line together may take longer.
 func TestTheWaitsOfALongLineAddUp(t *testing.T) {
-	s := newSimulation(t, "default: 1/d depth 1000", simulate.Options{Series: true})
+	s := newSimulation(t, "default: 1/d depth 1000", simulate.Options{})
 	for _, key := range []string{"a", "b", "c"} {
 		come(s, 0, key, 366) // The last waits for 365 days, and all for 66,795.
 	}
@@ -178,38 +148,4 @@ func TestTheWaitsOfALongLineAddUp(t *testing.T) {
 	r := s.Result()
 	require.Equal(t, simulate.Total(3*66_795*day), r.All.TotalWait)
 	require.Equal(t, simulate.Seconds(183*day), r.All.TotalWait.Mean(r.All.Waited))
-	waiting := simulate.Total(0)
-	for _, b := range r.Rules[0].Series.Bins {
-		waiting += b.Waiting
-	}
-	require.InEpsilon(t, float64(r.All.TotalWait), float64(waiting), 1e-9)
-}
-
-// Where an int has 32 bits, it counts the milliseconds of 25 days.
-func TestALogMayPauseForMonths(t *testing.T) {
-	s := newSimulation(t, "default: 10/s", simulate.Options{Series: true})
-	come(s, 0, "a", 1)
-	come(s, 60*24*time.Hour, "a", 1)
-	bins := s.Result().Rules[0].Series.Bins
-	require.Equal(t, simulate.Bin{Arrived: 1, Left: 1}, bins[len(bins)-1])
-	require.Greater(t, len(bins), 120)
-}
-
-func TestSeriesTellWhen(t *testing.T) {
-	s := newSimulation(t, "default: 10/s depth 2\nlimits:\n  api: 1/s\n", simulate.Options{Series: true})
-	come(s, 0, "api", 1)
-	come(s, 0, "a", 4)       // They leave at 0, 100 and 200 ms, and one is refused.
-	come(s, 9999*ms, "b", 1) // So a bin is 64 ms wide.
-	come(s, 10000*ms, "a", 1)
-	r := s.Result().Rules[0]
-	require.Equal(t, 64*ms, r.Series.Width)
-	require.Equal(t, 64*ms, s.Result().Rules[1].Series.Width, "one for all rules")
-	require.Equal(t, []simulate.Bin{
-		{Arrived: 4, Left: 1, Refused: 1, Waiting: 2 * 64 * wait},
-		{Left: 1, Waiting: 36*wait + 64*wait},
-		{Waiting: 64 * wait},
-		{Left: 1, Waiting: 8 * wait},
-	}, r.Series.Bins[:4])
-	require.Equal(t, simulate.Bin{Arrived: 2, Left: 2}, r.Series.Bins[156])
-	require.Len(t, r.Series.Bins, 157)
 }
