@@ -24,7 +24,6 @@ import (
 	"example.com/leakybucket/bench/admission"
 	"example.com/leakybucket/bench/fair"
 	"example.com/leakybucket/bench/goodput"
-	"example.com/leakybucket/bench/http"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/bench/keys"
@@ -48,7 +47,7 @@ const (
 // of its own that no other one knows. A new one is added here.
 func experiments() []run.Experiment {
 	return []run.Experiment{
-		spacing.Idle, spacing.Busy, admission.Experiment, http.Experiment, goodput.Experiment, goodput.Hole,
+		spacing.Idle, spacing.Busy, admission.Experiment, goodput.Experiment, goodput.Hole,
 		scale.Experiment, keys.Experiment, fair.Experiment, spacing.FairBusy, llm.Experiment, shared.Experiment, proxies.Experiment,
 	}
 }

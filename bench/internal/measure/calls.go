@@ -122,7 +122,7 @@ func LiveHeap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// stillWithin bounds how long StandStill looks on. It is long because the
+// stillWithin bounds how long standStill looks on. It is long because the
 // machine may be busy; only goroutines that never stand still take all of it.
 const stillWithin = time.Minute
 
@@ -147,26 +147,25 @@ func Gather(t testing.TB, n int, wait func(i int)) (all *sync.WaitGroup) {
 			runtime.Gosched()
 		}
 	}
-	StandStill(t, func() (come bool) { return true })
+	standStill(t)
 	return all
 }
 
-// StandStill returns when nothing but its own goroutine runs any more. look is called again and again, and
-// reports whether all has come that is to stand still.
-func StandStill(t testing.TB, look func() (come bool)) {
+// standStill returns when nothing but its own goroutine runs any more.
+func standStill(t testing.TB) {
 	t.Helper()
 	// One look may be a little off, as goroutines go on meanwhile. One that runs
 	// counts too, as it may hold the lock for which the others are parked.
 	start := time.Now()
 	for still := 0; still < 10; still++ {
-		if !look() || Goroutines("runnable") > 0 {
+		if Goroutines("runnable") > 0 {
 			still = 0
 			runtime.Gosched()
 		} else if Goroutines("running") > 1 {
 			still = 0
 		}
 		if time.Since(start) > stillWithin {
-			t.Fatalf("not all has come, or something still runs, after %v", stillWithin)
+			t.Fatalf("something still runs after %v", stillWithin)
 		}
 	}
 }
