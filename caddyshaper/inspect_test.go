@@ -1,6 +1,8 @@
 package caddyshaper_test
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -100,7 +102,22 @@ func TestThePageSaysWhatIsWrongWithTheRules(t *testing.T) {
 	write := func(text string) { require.NoError(t, os.WriteFile(rules, []byte(text), 0o600)) }
 	write("default: 5/s\n")
 	s := serve(t, shownAtShaper+"shape shop {\n rules "+rules+"\n}\nrespond served")
-	shows := func(text string) bool { return strings.Contains(s.get("/shaper/").body, text) }
+	shows := func(text string) bool { // in the first event of a stream
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://shop.example/shaper/api/events", nil)
+		require.NoError(t, err)
+		stream, err := s.client.Do(r)
+		require.NoError(t, err)
+		defer stream.Body.Close()
+		hello, lines := "", bufio.NewReader(stream.Body)
+		for range 2 {
+			line, err := lines.ReadString('\n')
+			require.NoError(t, err)
+			hello += line
+		}
+		return strings.Contains(hello, text)
+	}
 	require.False(t, shows("rules.yaml"))
 	write("default: 5/fortnight\n")
 	realtime.Until(t, func() bool { return shows("rules.yaml:1:12") }, "the page names the rule")

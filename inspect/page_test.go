@@ -14,48 +14,19 @@ import (
 	"example.com/leakybucket/internal/made"
 )
 
-// The script says the same of them, in a browser.
-func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
-	g := made.Group[string](t, "1 per 1000s")
-	i := show(t, "group", inspect.OfGroup(g))
-	i.Add("shaper", inspect.Of(made.Shaper(t, "1/s")))
-	names := map[string]string{
-		"":                       "(empty key)",
-		" a  b ":                 "␣a  b␣",
-		"\x00\u202ered\u2028end": `\u{0}\u{202e}red\u{2028}end`,
-		"not\xfftext":            `not\xfftext`, // or these two would look alike
-		"not\xfe\xc3text":        `not\xfe\xc3text`,
-		"is \uFFFD":              "is \uFFFD",
-		strings.Repeat("ä", 401): strings.Repeat("ä", 400) + "…",
+func TestThePageSaysWhatIsWrongWithItsAddress(t *testing.T) {
+	i := show(t, "one", inspect.Of(made.Shaper(t, "1/s")), inspect.WithTitle("A & B"))
+	for target, says := range map[string]string{
+		"/?sort=-key&paused=1": `<div id="reports" role="alert"></div>`,
+		"/?colour=<b>":         `<p class="report">colour is &#34;&lt;b&gt;&#34;, which is not a parameter here</p>`,
+		"/?in=a&in=b":          `<p class="report">in is &#34;b&#34;, but it is given more than once</p>`,
+	} {
+		w := ask(i, target)
+		require.Equal(t, strings.Contains(says, "report\""), w.Code == http.StatusBadRequest, target)
+		require.Equal(t, "text/html; charset=utf-8", w.Header().Get("Content-Type"))
+		require.Contains(t, w.Body.String(), "<title>A &amp; B</title>")
+		require.Contains(t, w.Body.String(), says)
 	}
-	for key := range names {
-		require.True(t, g.Allow(key))
-	}
-	body := ask(i, "/?sort=key").Body.String()
-	for _, name := range names {
-		require.Contains(t, body, ">"+name+"</a>")
-	}
-	require.Contains(t, body, ">shaper</a>")
-}
-
-func TestThePageHasItsTableWithoutAScript(t *testing.T) {
-	g := made.Group[string](t, "1 per 1000s")
-	for range 2 {
-		g.Allow("<i>/..")
-		g.Allow("elsewhere")
-	}
-	i := show(t, "one", inspect.OfGroup(g), inspect.WithTitle("A & B"))
-	w := ask(i, "/?prefix=%3C")
-	body := w.Body.String()
-	require.Equal(t, http.StatusOK, w.Code)
-	require.Equal(t, "text/html; charset=utf-8", w.Header().Get("Content-Type"))
-	require.Contains(t, body, "<title>A &amp; B</title>")
-	require.Contains(t, body, `<a href="./?key=%3Ci%3E%2F..&amp;source=one">&lt;i&gt;/..</a>`)
-	require.NotContains(t, body, "elsewhere")
-
-	w = ask(i, "/?sort=colour")
-	require.Equal(t, http.StatusBadRequest, w.Code)
-	require.Contains(t, w.Body.String(), "sort is &#34;colour&#34;, must be one of")
 }
 
 // web is the folder of the page.

@@ -223,9 +223,8 @@ type bucket struct {
 	Shared   *sharedView `json:"shared"`
 	Override *override   `json:"override"` // set by withOverride
 
-	of   *watched // its source
-	raw  string   // the key as it is
-	only bool     // the one bucket of a shaper, which has no key
+	of  *watched // its source
+	raw string   // the key as it is
 }
 
 // A sharedView is the state of a shared bucket in the form of the API.
@@ -280,7 +279,7 @@ func (r *row) view(of *watched, at time.Time) bucket {
 		Unavailable: more.unavailable, TotalWaitS: r.totalWait.Seconds(), Missed: more.missed, Refusing: r.refusing(),
 		Reserved: more.reserved, GivenBack: more.givenBack, Charged: more.charged, Forfeited: more.forfeited,
 		Shared: newSharedView(more.shared),
-		of:     of, raw: r.key, only: of.source.kind() == "shaper",
+		of:     of, raw: r.key,
 	}
 	if idle := r.idle(); idle >= 0 {
 		seconds := idle.Seconds()

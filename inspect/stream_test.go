@@ -6,8 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -115,7 +113,6 @@ func TestReportsAndNewSourcesAreTold(t *testing.T) {
 		later := listen(t, i, "/api/events")
 		later.until("hello", &hello)
 		require.Len(t, hello.Reports, 1)
-		require.Contains(t, ask(i, "/").Body.String(), "limits.yaml:3:5: what is that?")
 		i.Report(nil)
 		r.until("report", &report)
 		require.Empty(t, report.Message)
@@ -250,21 +247,6 @@ func TestChangesOfARemovedSourceEnd(t *testing.T) {
 		require.Equal(t, made.Limits(t, "5/s"), other.Limits())
 		require.Contains(t, c.log.String(), `what="limits 5/s depth 0 have ended; back to 50/s depth 100 (the source was removed)"`)
 	})
-}
-
-// A page that is mounted below a path, as by http.StripPrefix, would otherwise ask for its
-// scripts and its data at the root of the host.
-func TestLinksOfThePageAreRelative(t *testing.T) {
-	g := made.Group[string](t, "1/h") // Its keys stay.
-	for n := range 100 {
-		g.Allow(strconv.Itoa(n))
-	}
-	i := show(t, "one", inspect.OfGroup(g))
-	for _, target := range []string{"/", "/?limit=10&source=one&key=7", "/?limit=10&cursor=" + url.QueryEscape(*listOf(t, i, "limit=10&sort=-waiting").Next)} {
-		page := ask(i, target)
-		require.Equal(t, http.StatusOK, page.Code, target)
-		require.NotRegexp(t, `(href|src|action)="/`, page.Body.String())
-	}
 }
 
 func TestAStreamThatBeganWithoutASourceStopsNoSampler(t *testing.T) {

@@ -10,10 +10,6 @@ export class Reports {
     this.retry = retry;
     this.items = new Map(); // kind: element
     this.latest = null; // ms, of the latest figures
-    // What the server wrote into the page is told again: reports by the stream, and what is
-    // wrong with the address by the table.
-    const wrongAddress = performance.getEntriesByType("navigation")[0]?.responseStatus >= 400;
-    for (const report of byId("reports").querySelectorAll(wrongAddress ? ".report" : ".server")) report.remove();
   }
 
   /** Shows the state of the connection. */

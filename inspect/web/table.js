@@ -1,7 +1,6 @@
-// The table of buckets. The server filters and sorts; the rows of one page are in the
-// document, and are changed in place.
+// The table of buckets. The server filters and sorts; the rows are changed in place.
 
-import { byId, nameOf, make, part, setAttribute, setText } from "./dom.js";
+import { byId, fill, make, nameOf, part, setAttribute, setText } from "./dom.js";
 import { clock, count, duration, idle, number, percent } from "./format.js";
 import { addressOf, get } from "./api.js";
 import { fromServer, go, href, view } from "./url.js";
@@ -30,7 +29,6 @@ export class Table {
     this.pointed = -Infinity; // when the pointer moved over the table, as of performance.now
     this.followed = null; // the bucket that the stream tells of; null if there is none
     this.kept = null; // an answer whose order waits until nobody is at a row
-    for (const row of this.body.rows) this.rows.set(`${row.dataset.source} ${row.dataset.id}`, row);
     this.listen();
     this.showControls();
   }
@@ -38,7 +36,6 @@ export class Table {
   listen() {
     const form = byId("filters");
     form.addEventListener("submit", (event) => event.preventDefault());
-    byId("sorts").addEventListener("submit", (event) => event.preventDefault());
     let typing;
     byId("contains").addEventListener("input", (event) => {
       clearTimeout(typing);
@@ -55,7 +52,6 @@ export class Table {
     byId("buckets").tHead.addEventListener("click", (event) => {
       const button = event.target.closest("button[data-sort]");
       if (!button) return;
-      event.preventDefault();
       const { sort } = button.dataset;
       // What is large is looked for first; names begin at A.
       const first = sort === "key" ? sort : `-${sort}`;
@@ -87,7 +83,7 @@ export class Table {
         part(byId("list"), "scroll").scrollIntoView({ block: "nearest" });
       });
     }
-    byId("within")?.addEventListener("change", (event) => go({ within: event.target.value, cursor: "" }));
+    byId("within").addEventListener("change", (event) => go({ within: event.target.value, cursor: "" }));
   }
 
   /** Reads the table now and then again and again, until stop. */
@@ -165,7 +161,7 @@ export class Table {
       const sorted = button.dataset.sort === sort;
       setAttribute(head, "aria-sort", sorted ? (view.sort.startsWith("-") ? "descending" : "ascending") : "none");
     }
-    if (byId("within")) byId("within").value = view.within;
+    byId("within").value = view.within;
     const more = Object.entries(view.more).map(([name, value]) => make("button", {
       type: "button", "aria-pressed": "true", title: "Take this filter away", text: `${name} ${value}`,
       onclick: () => go({ more: Object.fromEntries(Object.entries(view.more).filter(([other]) => other !== name)), cursor: "" }),
@@ -188,6 +184,9 @@ export class Table {
     this.reports.sources(sources);
     const several = sources.length > 1;
     byId("buckets").classList.toggle("one-source", !several);
+    part(byId("filters"), "within").hidden = !several && !view.within;
+    fill(byId("within"), [make("option", { value: "", text: "all sources" }), ...sources.map(({ name }) => make("option", { value: name, text: name }))]);
+    byId("within").value = view.within;
     let place = this.body.firstElementChild;
     const seen = new Set();
     for (const bucket of buckets) {
@@ -213,7 +212,6 @@ export class Table {
       row.remove();
       this.rows.delete(name);
     }
-    for (const row of [...this.body.querySelectorAll("tr:not([data-id])")]) row.remove();
     this.markSelected();
     this.summarize(sources, matched, buckets.length, next);
   }
@@ -265,7 +263,7 @@ export class Table {
 /** The buckets that the view wants and their order, as parameters of the API. */
 function wanted() {
   const query = { ...view.more, source: view.within, contains: view.contains, sort: view.sort };
-  for (const name of view.filter.split(",")) Object.assign(query, filters[name]);
+  for (const name of view.filter.split(",").filter(Boolean)) Object.assign(query, filters[name] ?? { filter: name }); // The server says that there is no such filter.
   return query;
 }
 
@@ -277,7 +275,7 @@ function newRow(bucket) {
     cell("refused"), cell("departed"), cell("abandoned"), cell("idle"), cell("limits"));
 }
 
-/** A bar whose length is an attribute, which the server can write too: style attributes are not allowed. */
+/** A bar whose length is an attribute: style attributes are not allowed. */
 function newMeter() {
   const meter = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   meter.append(document.createElementNS("http://www.w3.org/2000/svg", "rect"));

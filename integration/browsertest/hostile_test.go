@@ -56,31 +56,19 @@ func hostileScene(t *testing.T) *scene {
 	return s
 }
 
-// The server writes the first view and the script all others. Both must take keys for text, and write
-// them alike.
+// The page must take keys for text, and show what can't be seen in them.
 func TestHostileKeysAreTextInEachView(t *testing.T) {
 	t.Parallel()
 	s := hostileScene(t)
 	want := slices.Sorted(slices.Values(hostile))
 	const links = `[...document.querySelectorAll("#buckets tbody tr[data-id] a")]`
 	const names = links + `.map(link => link.textContent)`
-	first := newTab(t, s.address(""))
-	first.withoutScript()
-	first.open(s.address(linkTo("sort", "key")))
-	require.Equal(t, want, keysOf(first, eval[[]string](first, rows)))
-	first.harmless()
-	written := eval[[]string](first, names)
-	for n, link := range eval[[]string](first, links+".map(link => link.href)") {
-		if strings.ContainsAny(want[n], "<\"'{\x00") {
-			first.open(link)
-			first.harmless()
-		}
-	}
-
 	p := s.openPage(t, linkTo("sort", "key"))
 	ids := await(p, "all are in the table", rows, func(ids []string) bool { return len(ids) == len(hostile) })
 	require.Equal(t, want, keysOf(p, ids))
 	p.harmless()
+	written := eval[[]string](p, names)
+	require.Subset(t, written, []string{"(empty key)", "␣", `\u{202e}right to left\u{2066}`, `nul\u{0}byte`, `not\xff\xfetext`, `not\xfe\xfftext`, "is \uFFFD", strings.Repeat("long ", 80) + "…"})
 	for n := range hostile {
 		eval[any](p, fmt.Sprintf("%s[%d].click()", links, n))
 		await(p, fmt.Sprintf("%q is shown above", want[n]), text("#selected"), func(name string) bool {
@@ -89,7 +77,6 @@ func TestHostileKeysAreTextInEachView(t *testing.T) {
 		p.shows(fmt.Sprintf("%q is explained", want[n]), "#detail", "limits.yaml")
 		p.harmless()
 	}
-	require.Equal(t, written, eval[[]string](p, names))
 }
 
 // squeeze leaves out blanks, which a browser joins where it lays text out.
