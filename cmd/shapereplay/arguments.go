@@ -30,9 +30,9 @@ type arguments struct {
 	filter filter
 
 	candidates bool
-	output     []string // json, nginx or caddy: the form in place of tables
-	export     string   // a file; "": none
-	goalText   string   // "": no search
+	json       bool   // in place of tables
+	export     string // a file; "": none
+	goalText   string // "": no search
 	goal       find.Goal
 
 	quota quota.Setup // of the format usage
@@ -63,21 +63,19 @@ func parseArguments(args []string) (a arguments, err error) {
 	flags.StringVar((*string)(&a.options.Stamp), "stamp", "", "")
 	flags.BoolVar(&a.options.Spread, "spread", false, "")
 	flags.IntVar(&a.top, "top", 10, "")
-	for _, name := range []string{"json", "nginx", "caddy"} {
-		flags.BoolFunc(name, "", func(text string) error {
-			wanted, err := strconv.ParseBool(text)
-			if err != nil {
-				return errors.New("must be true or false")
-			}
-			if wanted {
-				a.output = append(a.output, name)
-			}
-			return nil
-		})
-	}
-	flags.Func("svg", "", func(string) error {
-		return errors.New("no picture is drawn any more; the table and -json have the counts")
+	flags.BoolFunc("json", "", func(text string) (err error) {
+		if a.json, err = strconv.ParseBool(text); err != nil {
+			return errors.New("must be true or false")
+		}
+		return nil
 	})
+	for name, instead := range map[string]string{
+		"svg":   "no picture is drawn any more; the table and -json have the counts",
+		"nginx": "no configuration is written any more; the table and -json have the limits",
+		"caddy": "no configuration is written any more; the table and -json have the limits",
+	} {
+		flags.BoolFunc(name, "", func(string) error { return errors.New(instead) })
+	}
 	a.addQuota(flags)
 	flags.Func("export", "", func(text string) error { return setOutput(&a.export, text) })
 	for len(args) > 0 {
@@ -118,8 +116,6 @@ func (a *arguments) check() error {
 		return fmt.Errorf("-top %d: must not be negative", a.top)
 	case !a.from.IsZero() && !a.to.IsZero() && !a.from.Before(a.to):
 		return fmt.Errorf("-from %s is not before -to %s", a.from.Format(time.RFC3339), a.to.Format(time.RFC3339))
-	case len(a.output) > 1:
-		return fmt.Errorf("-%s and -%s both choose the output: use one of them", a.output[0], a.output[1])
 	}
 	for _, shows := range []struct {
 		name  string

@@ -96,8 +96,6 @@ The usage log of a gateway of language models (shaperd llm), with -format usage;
 What is shown:
   -top N              how many keys are shown, and exported (default 10)
   -json               print one JSON object
-  -nginx, -caddy      print the limits as configuration: limit_req of nginx, or
-                      the directive shape of Caddy, with what differs there
   -export FILE        write the addresses refused most, one per line, for a
                       firewall: of an IPv6 client its prefix
   -h                  print this text
@@ -109,7 +107,7 @@ Examples:
   shapereplay -rules shaper.yaml access.log access.log.1 access.log.2.gz
   shapereplay -rules shaper.yaml -key "route client_ip" access.log
   shapereplay -rules shaper.yaml -find "wait=200ms refused=0.1%" access.log
-  shapereplay -rules shaper.yaml -find "wait=0s burst=20" -nginx access.log
+  shapereplay -rules shaper.yaml -find "wait=0s burst=20" access.log
   shapereplay -format usage -provider openai -tokens 90000 usage.log
   zcat old/*.gz | shapereplay -rules shaper.yaml -from "2026-11-21 08:00" -
 `

@@ -217,21 +217,10 @@ func (a *arguments) write(s streams, d *report.Document, result *simulate.Result
 	return errors.Join(append(errs, a.print(s, d))...)
 }
 
-// print prints the document as text, or in the form that a flag names.
+// print prints the document as text, or as JSON.
 func (a *arguments) print(s streams, d *report.Document) error {
-	configuration := report.Caddy
-	switch {
-	case len(a.output) == 0:
-		return report.Print(s.out, d)
-	case a.output[0] == "json":
+	if a.json {
 		return report.WriteJSON(s.out, d)
-	case a.output[0] == "nginx":
-		configuration = report.Nginx
 	}
-	text, err := configuration(d, report.Setup{Files: a.rules, Key: a.key, Routes: a.routes, IPv6Bits: a.ipv6Bits})
-	if err != nil {
-		return err
-	}
-	_, err = io.WriteString(s.out, text)
-	return err
+	return report.Print(s.out, d)
 }

@@ -73,7 +73,7 @@ func (a *arguments) replayUsage(ctx context.Context, s streams) (status int, err
 	if d.From == nil && stats.Records > 0 && ctx.Err() == nil {
 		d.Note("no call of the log is within -from and -to")
 	}
-	if len(a.output) > 0 {
+	if a.json {
 		err = report.WriteJSON(s.out, d)
 	} else {
 		err = quota.Print(s.out, d, a.top)

@@ -1,7 +1,6 @@
 package accesslog
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"net/http"
@@ -101,7 +100,7 @@ func (j *jsonLines) parse(line []byte, e *entry) Reason {
 		e.Header = make([]string, len(j.header))
 		for i, places := range j.header {
 			if value := j.fields.find(places); value != nil {
-				e.Header[i] = e.headerValue(j.fields.text(j.fields.onlyElement(value)), j.texts)
+				e.Header[i] = e.headerValue(j.fields.text(onlyElement(value)), j.texts)
 			}
 		}
 	}
@@ -113,8 +112,8 @@ func (j *jsonLines) setRequest(e *entry) Reason {
 	uri := j.fields.find(j.uri)
 	switch {
 	case e.setLine(j.fields.text(uri), j.texts):
-	case e.setMethod(j.fields.quoted(j.fields.find(j.method)), j.texts) && e.setURI(j.fields.text(uri), j.texts):
-	case slices.ContainsFunc(j.lines, func(place int) bool { return e.setLine(j.fields.quoted(j.fields.values[place]), j.texts) }):
+	case e.setMethod(j.fields.find(j.method).GetStringBytes(), j.texts) && e.setURI(j.fields.text(uri), j.texts):
+	case slices.ContainsFunc(j.lines, func(place int) bool { return e.setLine(j.fields.at(place).GetStringBytes(), j.texts) }):
 		// The method stands in the line, beside a field for the path, which counts if it is one.
 		if beside := *e; beside.setURI(j.fields.text(uri), j.texts) {
 			e.Host, e.Path = beside.Host, beside.Path
@@ -122,10 +121,10 @@ func (j *jsonLines) setRequest(e *entry) Reason {
 	default:
 		return NoRequest
 	}
-	if host := j.fields.quoted(j.fields.find(j.host)); len(host) > 0 && !isDash(host) {
+	if host := j.fields.find(j.host).GetStringBytes(); len(host) > 0 && !isDash(host) {
 		e.Host = j.texts.hosts.of(host)
 	}
-	if client := j.fields.joined(j.fields.find(j.client)); len(client) > 0 {
+	if client := joined(j.fields.find(j.client)); len(client) > 0 {
 		e.setClient(client, j.texts)
 	}
 	return ""
@@ -134,7 +133,7 @@ func (j *jsonLines) setRequest(e *entry) Reason {
 // setStamp takes the time, and reports whether there is one.
 func (j *jsonLines) setStamp(e *entry) (ok bool) {
 	for _, t := range j.times {
-		if e.stamp, ok = parseTime(j.fields.text(j.fields.values[t.place])); ok {
+		if e.stamp, ok = parseTime(j.fields.text(j.fields.at(t.place))); ok {
 			e.isEnd = t.stamp == End
 			return true
 		}
@@ -142,53 +141,35 @@ func (j *jsonLines) setStamp(e *entry) (ok bool) {
 	return false
 }
 
-// Fields are the values of a JSON object that are wanted. Most of a line is not, and it is
-// only passed over: to make all values of a line takes twice as long.
+// Fields are the values of a JSON object that are wanted.
 type fields struct {
-	wanted name     // of the whole object
-	values [][]byte // of the line that was read last, as they stand there; nil: it has none
+	paths  [][]string // which lead to the values through objects, by their places
+	line   *fastjson.Value
 	parser fastjson.Parser
-
-	// Nearly all lines of a log have the same names in the same order, so most names are the
-	// ones that the line before had in their places.
-	before [64]seen
-	names  int // read of the line
-}
-
-// A name is a name in an object.
-type name struct {
-	place  int              // of its value in values
-	inside map[string]*name // that are wanted, if its value is an object
-}
-
-// A seen is a name as it was read in the line before.
-type seen struct {
-	quoted []byte
-	within *name
-	name   *name // nil: it is not wanted
+	number []byte
 }
 
 // want adds a path that leads to a value through objects, and returns the place of the value.
 func (f *fields) want(path ...string) int {
-	n := &f.wanted
-	for _, step := range path {
-		if n.inside == nil {
-			n.inside = map[string]*name{}
-		}
-		if n.inside[step] == nil {
-			n.inside[step] = &name{place: len(f.values)}
-			f.values = append(f.values, nil)
-		}
-		n = n.inside[step]
-	}
-	return n.place
+	f.paths = append(f.paths, path)
+	return len(f.paths) - 1
 }
+
+// read reads a line, and reports whether it is an object.
+func (f *fields) read(line []byte) bool {
+	var err error
+	f.line, err = f.parser.ParseBytes(line)
+	return err == nil && f.line.Type() == fastjson.TypeObject
+}
+
+// at returns the value at a place, nil if there is none. Of several with one name the first counts.
+func (f *fields) at(place int) *fastjson.Value { return f.line.Get(f.paths[place]...) }
 
 // find returns the value at the first of the places that has something other than null or an
 // object, nil if there is none.
-func (f *fields) find(places []int) []byte {
+func (f *fields) find(places []int) *fastjson.Value {
 	for _, place := range places {
-		if v := f.values[place]; len(v) > 0 && v[0] != '{' && v[0] != 'n' {
+		if v := f.at(place); v != nil && v.Type() != fastjson.TypeNull && v.Type() != fastjson.TypeObject {
 			return v
 		}
 	}
@@ -197,204 +178,46 @@ func (f *fields) find(places []int) []byte {
 
 // onlyElement returns the element of a list that has one. A header field in several lines counts as
 // missing, as in package shaper.
-func (f *fields) onlyElement(value []byte) []byte {
-	if value[0] != '[' {
-		return value
+func onlyElement(v *fastjson.Value) *fastjson.Value {
+	if v.Type() != fastjson.TypeArray {
+		return v
 	}
-	from := skipBlanks(value, 1)
-	to := f.value(value, from, nil, 1)
-	if to < 0 || value[skipBlanks(value, to)] != ']' {
-		return nil
+	if all := v.GetArray(); len(all) == 1 {
+		return all[0]
 	}
-	return value[from:to]
+	return nil
 }
-
-// read reads a line, and reports whether it is an object.
-func (f *fields) read(line []byte) bool {
-	clear(f.values)
-	f.names = 0
-	from := skipBlanks(line, 0)
-	if from == len(line) || line[from] != '{' {
-		return false
-	}
-	to := f.value(line, from, &f.wanted, 0)
-	return to > 0 && skipBlanks(line, to) == len(line)
-}
-
-// value reads the value that begins somewhere in a text, and returns where it ends; -1 if it is
-// no value. Its name is within, nil if the name is not wanted: then nothing of the value is kept.
-func (f *fields) value(text []byte, from int, within *name, depth int) (to int) {
-	const deepest = 300 // A line may be 1 MiB of brackets.
-	if from == len(text) || depth == deepest {
-		return -1
-	}
-	switch text[from] {
-	case '"':
-		return endOfQuoted(text, from)
-	case '{', '[':
-		return f.members(text, from, within, depth+1)
-	}
-	to = from
-	for to < len(text) && (text[to] > ' ' && text[to] != ',' && text[to] != '}' && text[to] != ']') {
-		to++
-	}
-	if !isPlain(text[from:to]) {
-		return -1
-	}
-	return to
-}
-
-// members reads the rest of an object or a list whose bracket stands somewhere in a text, and
-// returns where it ends; -1 if it is none.
-func (f *fields) members(text []byte, from int, within *name, depth int) (to int) {
-	closing := text[from] + 2 // in ASCII
-	at := skipBlanks(text, from+1)
-	if at < len(text) && text[at] == closing {
-		return at + 1
-	}
-	for {
-		var n *name
-		if closing == '}' {
-			if at == len(text) || text[at] != '"' {
-				return -1
-			}
-			var end int
-			if n, end = f.name(text, at, within); end < 0 {
-				return -1
-			}
-			if n != nil && f.values[n.place] != nil {
-				n = nil // Of several with one name the first counts.
-			}
-			if at = skipBlanks(text, end); at == len(text) || text[at] != ':' {
-				return -1
-			}
-			at = skipBlanks(text, at+1)
-		}
-		end := f.value(text, at, n, depth)
-		if end < 0 {
-			return -1
-		}
-		if n != nil {
-			f.values[n.place] = text[at:end]
-		}
-		if at = skipBlanks(text, end); at == len(text) {
-			return -1
-		}
-		switch text[at] {
-		case closing:
-			return at + 1
-		case ',':
-			at = skipBlanks(text, at+1)
-		default:
-			return -1
-		}
-	}
-}
-
-// name reads the name that begins somewhere in a text, and returns where it ends; -1 if it is
-// none. The name is nil if it is not wanted.
-func (f *fields) name(text []byte, from int, within *name) (n *name, to int) {
-	if within == nil || within.inside == nil {
-		return nil, endOfQuoted(text, from)
-	}
-	before := &f.before[f.names%len(f.before)]
-	f.names++
-	if before.within == within && bytes.HasPrefix(text[from:], before.quoted) {
-		return before.name, from + len(before.quoted)
-	}
-	if to = endOfQuoted(text, from); to < 0 {
-		return nil, -1
-	}
-	n = within.inside[string(f.quoted(text[from:to]))]
-	if to-from <= usualName {
-		*before = seen{append(before.quoted[:0], text[from:to]...), within, n}
-	}
-	return n, to
-}
-
-const usualName = 64 // bytes; few are longer
 
 // text returns the contents of a string, or a number as it stands in the line. It is good until the
 // next call.
-func (f *fields) text(value []byte) []byte {
-	if len(value) > 0 && (value[0] == '-' || value[0]-'0' <= 9) {
-		return value
-	}
-	return f.quoted(value)
-}
-
-// quoted returns the contents of a string, nil if the value is none. It is good until the next call.
-func (f *fields) quoted(value []byte) []byte {
-	switch {
-	case len(value) == 0 || value[0] != '"':
-		return nil
-	case bytes.IndexByte(value, '\\') < 0:
-		return value[1 : len(value)-1]
-	}
-	v, err := f.parser.ParseBytes(value)
-	if err != nil {
-		return nil
+func (f *fields) text(v *fastjson.Value) []byte {
+	if number := f.digits(v); number != nil {
+		return number
 	}
 	return v.GetStringBytes()
 }
 
-// joined returns the contents of a string, or the strings of a list with commas between them. It is good until the next call.
-func (f *fields) joined(value []byte) (all []byte) {
-	if len(value) == 0 || value[0] != '[' {
-		return f.quoted(value)
+// digits returns a number as it stands in the line, nil if the value is none. It is good until the next call.
+func (f *fields) digits(v *fastjson.Value) []byte {
+	if v == nil || v.Type() != fastjson.TypeNumber {
+		return nil
 	}
-	for at := skipBlanks(value, 1); value[at] != ']'; {
-		end := f.value(value, at, nil, 1)
-		if text := f.quoted(value[at:end]); len(all) == 0 {
-			all = append(all, text...)
-		} else {
-			all = append(append(all, ','), text...)
+	f.number = v.MarshalTo(f.number[:0])
+	return f.number
+}
+
+// joined returns the contents of a string, or the strings of a list with commas between them.
+func joined(v *fastjson.Value) (all []byte) {
+	if v == nil || v.Type() != fastjson.TypeArray {
+		return v.GetStringBytes()
+	}
+	for _, one := range v.GetArray() {
+		if len(all) > 0 {
+			all = append(all, ',')
 		}
-		if at = skipBlanks(value, end); value[at] == ',' {
-			at = skipBlanks(value, at+1)
-		}
+		all = append(all, one.GetStringBytes()...)
 	}
 	return all
-}
-
-// endOfQuoted returns where the text ends whose quote stands somewhere in a text, or -1.
-func endOfQuoted(text []byte, from int) int {
-	for i := from + 1; i < len(text); i++ {
-		switch text[i] {
-		case '"':
-			return i + 1
-		case '\\':
-			i++
-		}
-	}
-	return -1
-}
-
-// skipBlanks returns where the next byte is that is no blank.
-func skipBlanks(text []byte, from int) int {
-	for from < len(text) && (text[from] == ' ' || text[from] == '\t' || text[from] == '\r' || text[from] == '\n') {
-		from++
-	}
-	return from
-}
-
-// isPlain reports whether a text is a value that has no quotes and no brackets: a number, true,
-// false or null. Some programs write NaN and Inf.
-func isPlain(text []byte) bool {
-	switch string(text) {
-	case "true", "false", "null":
-		return true
-	}
-	digits := false
-	for _, c := range text {
-		if c-'0' <= 9 {
-			digits = true
-		} else if c != '.' && c != '-' && c != '+' && c != 'e' && c != 'E' {
-			word := string(bytes.TrimLeft(text, "+-"))
-			return len(text)-len(word) <= 1 && (strings.EqualFold(word, "nan") || strings.EqualFold(word, "inf"))
-		}
-	}
-	return digits
 }
 
 // places returns the places of names whose dots lead into objects, or also belong to the names.

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/valyala/fastjson"
+
 	"example.com/leakybucket/llm"
 )
 
@@ -27,16 +29,11 @@ type usageLog struct {
 }
 
 func newUsageLog(_ Options, t *texts) (parser, error) {
-	u := &usageLog{teams: t.values}
-	u.fields.places(false, "time", "team", "status", "waited", "duration", "actual")
-	for _, of := range []string{"estimate", "actual"} {
-		u.fields.places(false, of+".input", of+".output", of+".cache_read", of+".cache_write")
-	}
-	return u, nil
+	return &usageLog{teams: t.values}, nil
 }
 
-// value returns a value as it stands in the line, nil if it is not there.
-func (u *usageLog) value(path ...string) []byte { return u.fields.values[u.fields.want(path...)] }
+// value returns a value of the line, nil if it is not there.
+func (u *usageLog) value(path ...string) *fastjson.Value { return u.fields.line.Get(path...) }
 
 // subtracts reports true, as lines come in the order of the ends of calls.
 func (u *usageLog) subtracts() bool { return true }
@@ -45,20 +42,20 @@ func (u *usageLog) parse(line []byte, e *entry) Reason {
 	if !u.fields.read(line) {
 		return NotFormat
 	}
-	at, ok := parseDate(u.fields.quoted(u.value("time")))
+	at, ok := parseDate(u.value("time").GetStringBytes())
 	if !ok {
 		return NoTime
 	}
-	c := &Call{Team: u.teams.of(u.fields.quoted(u.value("team")))}
+	c := &Call{Team: u.teams.of(u.value("team").GetStringBytes())}
 	if c.Estimate, ok = u.usage("estimate"); !ok {
 		return NoEstimate
 	}
-	if actual := u.value("actual"); actual != nil && string(actual) != "null" {
+	if actual := u.value("actual"); actual != nil && actual.Type() != fastjson.TypeNull {
 		if c.Actual, c.Known = u.usage("actual"); !c.Known {
 			return BadActual
 		}
 	}
-	if !e.setStatus(u.value("status")) || e.Status < 100 {
+	if !e.setStatus(u.fields.digits(u.value("status"))) || e.Status < 100 {
 		return BadStatus
 	}
 	var ok1, ok2 bool
@@ -83,11 +80,11 @@ func (u *usageLog) usage(of string) (usage llm.Usage, ok bool) {
 		name string
 		to   *int
 	}{{"input", &usage.Input}, {"output", &usage.Output}, {"cache_read", &usage.CacheRead}, {"cache_write", &usage.CacheWrite}} {
-		text := u.value(of, field.name)
-		if text == nil {
+		v := u.value(of, field.name)
+		if v == nil {
 			continue
 		}
-		n, err := strconv.Atoi(string(text))
+		n, err := strconv.Atoi(string(u.fields.digits(v)))
 		if err != nil || n < 0 {
 			return llm.Usage{}, false
 		}
@@ -98,7 +95,7 @@ func (u *usageLog) usage(of string) (usage llm.Usage, ok bool) {
 
 // seconds returns a number of seconds.
 func (u *usageLog) seconds(name string) (time.Duration, bool) {
-	d, ok := parseDecimal(u.value(name))
+	d, ok := parseDecimal(u.fields.digits(u.value(name)))
 	if !ok {
 		return 0, false
 	}
