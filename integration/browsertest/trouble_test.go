@@ -156,61 +156,50 @@ func TestAClosedSourceIsShown(t *testing.T) {
 	require.Contains(t, eval[string](p, "told"), "or shows this source no longer")
 }
 
-// A link to the buckets of a source may be opened before the program has added it.
+// A link to the buckets of a source may be opened before the program has added it. The source may come after the
+// table was read, before the stream is open, whose beginning then has it, or while the page waits for the answer
+// that there is none.
 func TestTheTableComesWhenItsSourceIsAdded(t *testing.T) {
 	t.Parallel()
-	s := newScene(t)
-	s.shaper("upstream", "50/s depth 100")
-	p := newTab(t, s.address(""))
-	p.expect("404") // the page, and then the table, before the source is there
-	p.open(s.address(linkTo("in", "later")))
-	p.shows("the table can't be read", "#reports", "could not be read")
-	s.group("later", "1/h").Allow("late-key")
-	p.shows("its bucket is shown", "#buckets", "late-key")
-	await(p, "the report is taken back", text("#reports"), func(shown string) bool { return !strings.Contains(shown, "could not be read") })
-}
-
-// The source comes after the table was read and before the stream is open, whose beginning then has it.
-func TestTheTableComesIfItsSourceIsAddedBeforeTheStreamOpens(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	s.shaper("upstream", "50/s depth 100")
-	opens := make(chan struct{})
-	s.answerInstead("/api/v1/events", func(w http.ResponseWriter, r *http.Request) {
-		<-opens
-		s.inspector.ServeHTTP(w, r)
-	})
-	p := newTab(t, s.address(""))
-	p.expect("404")
-	p.open(s.address(linkTo("in", "later")))
-	p.shows("the table can't be read", "#reports", "could not be read")
-	s.group("later", "1/h").Allow("late-key")
-	close(opens)
-	p.shows("its bucket is shown", "#buckets", "late-key")
-}
-
-// The source comes while the page waits for the answer that there is none.
-func TestTheTableComesIfItsSourceOvertakesTheAnswer(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	s.shaper("upstream", "50/s depth 100")
-	heldBack := make(chan struct{})
-	s.answerInstead("/api/v1/buckets", func(w http.ResponseWriter, r *http.Request) {
-		answer := s.asked(r)
-		if answer.Code == http.StatusNotFound {
-			<-heldBack
-		}
-		send(w, answer, answer.Body.String())
-	})
-	p := newTab(t, s.address(""))
-	p.expect("404")
-	p.open(s.address(linkTo("in", "later")))
-	realtime.Until(t, func() bool { return p.sent("api/v1/buckets") > 0 }, "the page asks for the buckets")
-	p.awaitTrue("the stream is open", `document.querySelector("#story").textContent !== ""`)
-	s.group("later", "1/h").Allow("late-key")
-	p.shows("it has heard of the other source", "#sources", "later")
-	close(heldBack)
-	p.shows("its bucket is shown", "#buckets", "late-key")
+	const told = "could not be read"
+	for name, held := range map[string]string{"later": "", "before the stream opens": "/api/v1/events", "before the answer": "/api/v1/buckets"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			s.shaper("upstream", "50/s depth 100")
+			goesOn := make(chan struct{})
+			if held != "" {
+				s.answerInstead(held, func(w http.ResponseWriter, r *http.Request) {
+					if held == "/api/v1/events" {
+						<-goesOn
+						s.inspector.ServeHTTP(w, r)
+						return
+					}
+					answer := s.asked(r)
+					if answer.Code == http.StatusNotFound {
+						<-goesOn
+					}
+					send(w, answer, answer.Body.String())
+				})
+			}
+			p := newTab(t, s.address(""))
+			p.expect("404") // the table, before the source is there
+			p.open(s.address(linkTo("in", "late")))
+			if held == "/api/v1/buckets" {
+				realtime.Until(t, func() bool { return p.sent("api/v1/buckets") > 0 }, "the page asks for the buckets")
+				p.awaitTrue("the stream is open", `document.querySelector("#story").textContent !== ""`)
+			} else {
+				p.shows("the table can't be read", "#reports", told)
+			}
+			s.group("late", "1/h").Allow("late-key")
+			if held == "/api/v1/buckets" {
+				p.shows("it has heard of the other source", "#sources", "late")
+			}
+			close(goesOn)
+			p.shows("its bucket is shown", "#buckets", "late-key")
+			await(p, "the report is taken back", text("#reports"), func(shown string) bool { return !strings.Contains(shown, told) })
+		})
+	}
 }
 
 func TestWithoutScriptThePageSaysWhereElseToLook(t *testing.T) {
