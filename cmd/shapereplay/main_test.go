@@ -135,12 +135,10 @@ func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	rules := regexp.MustCompile("(?s)```yaml\n(# shaper.yaml\n.*?)```").FindStringSubmatch(text)
 	require.NotNil(t, rules)
 	require.NoError(t, os.WriteFile("shaper.yaml", []byte(rules[1]), 0o600))
-	hits := shopTraffic(30_000, 400, 30*time.Minute)
-	writeLog(t, "access.log", hits, caddyLine, "2026/11/21 08:30:01 [notice] signal process started")
-	writeLog(t, "combined.log", hits, combinedLine)
+	writeLog(t, "access.log", shopTraffic(30_000, 400, 30*time.Minute), caddyLine, "2026/11/21 08:30:01 [notice] signal process started")
 
 	want, commands := playedAgain(t, text)
-	require.Equal(t, 8, commands)
+	require.Equal(t, 2, commands)
 	if os.Getenv("SHAPER_UPDATE_DOCS") == "1" {
 		require.NoError(t, os.WriteFile(guide, []byte(want), 0o644))
 		return
@@ -184,9 +182,6 @@ func printed(t *testing.T, command string) (text string) {
 		switch words[0] {
 		case "cat":
 			text = read(t, words[1])
-		case "grep": // -vF TEXT FILE
-			lines := slices.DeleteFunc(strings.SplitAfter(read(t, words[3]), "\n"), func(line string) bool { return strings.Contains(line, words[2]) })
-			text = strings.Join(lines, "")
 		case "head": // -1
 			text, _, _ = strings.Cut(text, "\n")
 			text += "\n"
@@ -257,12 +252,6 @@ func shopTraffic(requests, clients int, span time.Duration) []hit {
 func caddyLine(h hit) string {
 	return fmt.Sprintf(`{"level":"info","ts":%.7f,"logger":"http.log.access.log0","msg":"handled request","request":{"remote_ip":"%[2]s","remote_port":"40123","client_ip":"%[2]s","proto":"HTTP/2.0","method":"%s","host":"shop.example","uri":"%s","headers":{"User-Agent":["Mozilla/5.0"]}},"bytes_read":0,"user_id":"","duration":%.9f,"size":5120,"status":200,"resp_headers":{"Server":["Caddy"]}}`,
 		float64(opening.Add(h.at+h.took).UnixMicro())/1e6, h.client, h.method, h.path, h.took.Seconds())
-}
-
-// combinedLine returns a line of the combined format.
-func combinedLine(h hit) string {
-	return fmt.Sprintf(`%s - - [%s] "%s %s HTTP/1.1" 200 5120 "https://shop.example/" "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"`,
-		h.client, opening.Add(h.at).Format("02/Jan/2006:15:04:05 -0700"), h.method, h.path)
 }
 
 // writeLog writes a log, with the lines in more behind the lines of the hits.
