@@ -165,19 +165,26 @@ func (k *keptChanges) take(sources ...string) (all []keptChange) {
 	return all
 }
 
-// forgetGone forgets the changes of lines that the configuration in force does not have: a configuration without a line is one that
-// changes its limits. While an older one has not ended, it may come back, and needs its changes.
+// forgetGone forgets the changes of lines that the configuration in force does not have.
 func (k *keptChanges) forgetGone() {
+	isGone := goneSources()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all = slices.DeleteFunc(k.all, isGone)
+}
+
+// goneSources returns a function that reports whether a change is of a line that the configuration in force does not have: a
+// configuration without a line is one that changes its limits. While an older configuration has not ended, it may come back, and
+// needs its changes; so do all when the process ends.
+func goneSources() (isGone func(keptChange) bool) {
 	if len(inForce.list()) != 1 {
-		return
+		return func(keptChange) bool { return false }
 	}
 	names := map[string]bool{}
 	for _, l := range shownLines() {
 		names[l.name] = true
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.all = slices.DeleteFunc(k.all, func(c keptChange) bool { return !names[c.Source] })
+	return func(c keptChange) bool { return !names[c.Source] }
 }
 
 // sources returns the names of the lines on pages.
@@ -209,7 +216,7 @@ func (l *limiters) changes() []keptChange {
 			all = append(all, k)
 		}
 	}
-	return all
+	return slices.DeleteFunc(all, goneSources())
 }
 
 // overtake ends the changes of limits that the configuration itself has changed. All other changes stay in

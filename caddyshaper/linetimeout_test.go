@@ -26,7 +26,7 @@ func TestNobodyWaitsForLongerThanTheLinesSay(t *testing.T) {
 		"line_timeout": {lines: limits + "\n line_timeout 300ms"},
 		"off":          {limits + " wait 300ms\n line_timeout off", true},
 		"longer":       {limits + " wait 300ms\n line_timeout 1h", true},
-		"site":         {lines: "limits 1000/s\n site 100/s depth 5 inflight 1 wait 300ms"},
+		"site":         {lines: "limits 1000/s burst 10\n site 100/s depth 5 inflight 1 wait 300ms"},
 		"fair":         {lines: limits + " wait 300ms\n fair host"},
 		"rules":        {lines: "rules " + rules},
 		"quota":        {lines: "quota openai {\n requests 60000\n }\n wait 300ms\n inflight 1"},
