@@ -16,6 +16,7 @@ import (
 	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A rig is a Controller with its Shaper in a bubble.
@@ -551,7 +552,7 @@ func TestNewRefusesWhatItCantKeep(t *testing.T) {
 		c    adapt.Config
 		says string
 	}{
-		{shaper.Limits{Rate: 10}, []shaper.Option{shaper.WithName("all"), shaper.WithBucket(bucket, "key")}, adapt.Config{}, `the level of the Shaper "all" is in a Bucket`},
+		{shaper.Limits{Rate: 10}, []shaper.Option{shaper.WithName("all"), shaper.WithBucket(bucket, "key", shared.Options{})}, adapt.Config{}, `the level of the Shaper "all" is in a Bucket`},
 		{shaper.Limits{Rate: 10}, []shaper.Option{shaper.WithName("try"), shaper.WithDryRun()}, adapt.Config{}, `the Shaper "try" runs dry`},
 		{shaper.Limits{Rate: rate.Inf}, nil, adapt.Config{Min: 5}, "Config.Max is 0, which means the rate of the Shaper, and that is rate.Inf"},
 		{shaper.Limits{Rate: 10}, nil, adapt.Config{Max: rate.Inf}, "Config.Max is rate.Inf"},

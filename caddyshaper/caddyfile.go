@@ -16,7 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
@@ -354,17 +354,17 @@ func readFallback(s *Shape, option string, args []string) error {
 }
 
 // parseFallback returns the fallback of a name; instances is for local.
-func parseFallback(name string, instances int) (shaper.Fallback, error) {
+func parseFallback(name string, instances int) (shared.Fallback, error) {
 	switch name {
 	case "", "closed":
-		return shaper.FallbackClosed, nil
+		return shared.FallbackClosed, nil
 	case "open":
-		return shaper.FallbackOpen, nil
+		return shared.FallbackOpen, nil
 	case "local":
 		if instances == 0 {
 			return 0, errors.New("instances: missing; the fallback local needs the number of processes that share the rate")
 		}
-		return shaper.FallbackLocal(instances), nil
+		return shared.FallbackLocal(instances), nil
 	}
 	return 0, errors.New("fallback: " + strconv.Quote(name) + ", must be closed, open or local")
 }

@@ -15,6 +15,7 @@ import (
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/gateway"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // pool has the limiters of all configurations, by poolKey. They outlive a configuration: the
@@ -111,7 +112,7 @@ func (l *limiters) makeLines(e *entry) (err error) {
 		opts = append(opts, o)
 	}
 	if l.store != nil {
-		opts = append(opts, shaper.WithBuckets(l.store.bucket, l.bucketKey))
+		opts = append(opts, shaper.WithBuckets(l.store.bucket, l.bucketKey, f.levels))
 	}
 	if l.live, err = shaper.NewGroup(l.limitsOf, opts...); err != nil {
 		return err
@@ -162,12 +163,6 @@ func (l *limiters) options(name string) []shaper.Option {
 	if f.lineTimeout != noLineTimeout {
 		opts = append(opts, shaper.WithLineTimeout(f.lineTimeout))
 	}
-	if l.store != nil {
-		opts = append(opts, shaper.WithFallback(f.fallback), shaper.WithPatience(f.patience), shaper.WithColdGuard(f.coldGuard))
-		if f.version > 0 {
-			opts = append(opts, shaper.WithRateVersion(f.version))
-		}
-	}
 	return opts
 }
 
@@ -175,7 +170,7 @@ func (l *limiters) options(name string) []shaper.Option {
 func (l *limiters) bucketKey(key string) string { return shaper.Join(l.name) + "/" + key }
 
 // bucketChanged logs that the store can be asked, or can't be.
-func (l *limiters) bucketChanged(_ context.Context, e shaper.BucketEvent) {
+func (l *limiters) bucketChanged(_ context.Context, e shared.Event) {
 	log := l.says.Load().log
 	if e.Err != nil {
 		log.Warn("the store can't be asked", "state", e.State, "error", l.store.redact(e.Err))
@@ -333,7 +328,7 @@ func (l *limiters) setLineLocked(at *ownLine, limits shaper.Limits, name, bucket
 	// other has none.
 	opts := append(l.options(name), more...)
 	if l.store != nil {
-		opts = append(opts, shaper.WithBucket(l.store.bucket, bucket))
+		opts = append(opts, shaper.WithBucket(l.store.bucket, bucket, l.key.fixed.levels))
 	}
 	line, err := shaper.New(limits, opts...)
 	if err != nil {

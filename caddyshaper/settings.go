@@ -1,6 +1,7 @@
 package caddyshaper
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // settings are the checked configuration of the lines of a name.
@@ -36,17 +38,14 @@ type settings struct {
 // fixed has the settings that can't change while lines are in use. A configuration with others
 // has lines of its own, and the old ones go on until no request waits in them.
 type fixed struct {
-	maxKeys   int
-	block     time.Duration
-	coarse    bool
-	dryRun    bool
-	fair      bool
-	quota     bool
-	store     string // with placeholders replaced
-	fallback  shaper.Fallback
-	patience  time.Duration // 0: without end
-	coldGuard time.Duration
-	version   int64
+	maxKeys int
+	block   time.Duration
+	coarse  bool
+	dryRun  bool
+	fair    bool
+	quota   bool
+	store   string         // with placeholders replaced
+	levels  shared.Options // for a level in the store
 
 	lineTimeout time.Duration // 0: the wait of the limits; noLineTimeout
 }
@@ -165,12 +164,13 @@ func readStore(s *Shape, set *settings) (err error) {
 		return nil
 	}
 	f := &set.fixed
-	f.patience = shaper.DefaultPatience
+	var patience time.Duration
 	if s.Patience != nil {
-		f.patience = time.Duration(*s.Patience)
-		if err := checkPatience(f.patience); err != nil {
+		patience = time.Duration(*s.Patience)
+		if err := checkPatience(patience); err != nil {
 			return err
 		}
+		f.levels.Patience = cmp.Or(patience, -1) // With 0 a request waits without a bound.
 	}
 	switch {
 	case s.DryRun:
@@ -184,12 +184,12 @@ func readStore(s *Shape, set *settings) (err error) {
 	case s.RateVersion < 0 || s.RateVersion > 1<<53:
 		return fmt.Errorf("rate_version: %d, must be from 1 to 2⁵³, or 0 for the time", s.RateVersion)
 	case s.Patience != nil && (s.Fallback == "open" || s.Fallback == "local"):
-		return fmt.Errorf("patience: %v stands beside the fallback %s, with which no request in line waits for the store; it is for the fallback closed", f.patience, s.Fallback)
+		return fmt.Errorf("patience: %v stands beside the fallback %s, with which no request in line waits for the store; it is for the fallback closed", patience, s.Fallback)
 	case s.Instances < 0 || s.Instances > 0 && s.Fallback != "local":
 		return fmt.Errorf("instances: %d, must be at least 1, and only with the fallback local", s.Instances)
 	}
-	f.coldGuard, f.version = time.Duration(s.ColdGuard), s.RateVersion
-	f.fallback, err = parseFallback(s.Fallback, s.Instances)
+	f.levels.ColdGuard, f.levels.RateVersion = time.Duration(s.ColdGuard), s.RateVersion
+	f.levels.Fallback, err = parseFallback(s.Fallback, s.Instances)
 	return err
 }
 

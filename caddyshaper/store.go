@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"example.com/leakybucket/pgbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // stores has the connections to stores, by their URLs. All lines with the same URL have the
@@ -24,7 +24,7 @@ var stores = caddy.NewUsagePool()
 // A store keeps levels for several processes.
 type store struct {
 	url    string
-	bucket shaper.Bucket
+	bucket shared.Bucket
 	work   func() // runs beside the calls of the bucket, from the start on; nil: nothing
 	end    func() // ends it, and closes the connections
 

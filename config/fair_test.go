@@ -15,6 +15,7 @@ import (
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // fairText is a file whose keys share 1/s, with weights behind it.
@@ -215,7 +216,7 @@ func TestAllLinesOfAFileHaveTheSameLimits(t *testing.T) {
 	own, err := f.NewShaper()
 	require.NoError(t, err)
 	defer own.Close()
-	shared, err := f.NewShaper(shaper.WithBucket(buckettest.NewMemory(), "line"))
+	shared, err := f.NewShaper(shaper.WithBucket(buckettest.NewMemory(), "line", shared.Options{}))
 	require.NoError(t, err)
 	defer shared.Close()
 	write(t, "", path, "default: 3/s\nfair: {by: host}")

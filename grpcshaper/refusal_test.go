@@ -21,6 +21,7 @@ import (
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // limiter is a Limiter of a function.
@@ -205,12 +206,12 @@ func TestACallInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
 		memory := buckettest.NewMemory()
 		memory.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-		s := made.Shaper(t, "1/s depth 9", shaper.WithBucket(memory, "key"))
+		s := made.Shaper(t, "1/s depth 9", shaper.WithBucket(memory, "key", shared.Options{}))
 		err, trailer, seen := refusedBy(t, s, t.Context())
 		requireCode(t, codes.Unavailable, err)
 		require.ErrorIs(t, seen, shaper.ErrUnavailable)
 		require.NotEmpty(t, trailer["grpc-retry-pushback-ms"])
-		require.Equal(t, shaper.DefaultPatience, since())
+		require.Equal(t, shared.DefaultPatience, since())
 	})
 }
 

@@ -24,6 +24,7 @@ import (
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A schema is as much of a JSON Schema as the document uses.
@@ -380,7 +381,7 @@ func answering(t *testing.T) *inspect.Inspector {
 
 	server := buckettest.NewMemory()
 	server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-	down := made.Shaper(t, "1/s", shaper.WithBucket(server, "k"))
+	down := made.Shaper(t, "1/s", shaper.WithBucket(server, "k", shared.Options{}))
 	c.Add("down", inspect.Of(down))
 	for range 3 {
 		require.ErrorIs(t, down.Wait(t.Context()), shaper.ErrUnavailable)

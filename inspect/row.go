@@ -10,6 +10,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // recently is how long a bucket counts as refusing after it has refused.
@@ -94,7 +95,7 @@ type rare struct {
 	tooLate, tooCostly, closed, unavailable uint64
 	missed                                  float64
 	givenBack, charged, forfeited           uint64
-	shared                                  *shaper.BucketStats // nil: its level is its own
+	shared                                  *shared.Stats // nil: its level is its own
 }
 
 // nothingRare stands for the rare fields of a row that has none.
@@ -141,7 +142,7 @@ func instantOf(nanoseconds int64) *time.Time {
 }
 
 // sharedBucket returns the state of a shared bucket, or nil if there is none.
-func sharedBucket(st shaper.BucketStats) *shaper.BucketStats {
+func sharedBucket(st shared.Stats) *shared.Stats {
 	if st.State == "" {
 		return nil
 	}
@@ -243,7 +244,7 @@ type sharedView struct {
 	GivenBack  uint64   `json:"given_back"`
 }
 
-func newSharedView(st *shaper.BucketStats) *sharedView {
+func newSharedView(st *shared.Stats) *sharedView {
 	if st == nil {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func requireReasonsAddUp(t *testing.T, b bucket) {
@@ -23,7 +24,7 @@ func requireReasonsAddUp(t *testing.T, b bucket) {
 func TestAnOutageIsNotTakenForAClosedBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := buckettest.NewMemory()
-		s := made.Shaper(t, "1/s", shaper.WithBucket(server, "k"))
+		s := made.Shaper(t, "1/s", shaper.WithBucket(server, "k", shared.Options{}))
 		c := newConsole(t, inspect.Of(s))
 		require.NoError(t, s.Wait(t.Context()))
 		detail := func() (answer struct {
@@ -69,7 +70,7 @@ func TestAnOutageIsNotTakenForAClosedBucket(t *testing.T) {
 func TestWhatIsHeldOfASharedBucketIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := made.GroupBy(t, func(string) (shaper.Limits, error) { return made.Limits(t, "20/s depth 50"), nil },
-			shaper.WithBuckets(buckettest.NewMemory(), func(key string) string { return key }))
+			shaper.WithBuckets(buckettest.NewMemory(), func(key string) string { return key }, shared.Options{}))
 		for range 40 {
 			go g.Wait(t.Context(), "k")
 		}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A Source is a limiter that an [Inspector] can show. [Of] makes one of a Shaper, [OfGroup] of a
@@ -95,7 +96,7 @@ type reading struct {
 
 	overflowed, refusedKeys, limitErrors uint64 // of a Group
 
-	shared *shaper.BucketStats // nil: levels are the process's own
+	shared *shared.Stats // nil: levels are the process's own
 }
 
 // readingOf returns the reading of one bucket.

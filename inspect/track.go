@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 const (
@@ -245,8 +245,8 @@ func (t *track) lengthen(s sample, latest counts) *point {
 
 // health returns the state of a source in one word.
 func (t *track) health(now time.Time) string {
-	switch shared := t.last.shared; {
-	case shared != nil && shared.State != shaper.BucketShared:
+	switch level := t.last.shared; {
+	case level != nil && level.State != shared.StateShared:
 		return "unavailable"
 	case !t.refusedAt.IsZero() && now.Sub(t.refusedAt) < recently:
 		return "refusing"

@@ -15,6 +15,7 @@ import (
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 type turns = inspect.Turns
@@ -170,7 +171,7 @@ func TestOnlyAShaperWithFairQueueHasTurns(t *testing.T) {
 func TestTurnsGoWithAllElse(t *testing.T) {
 	for _, test := range []struct {
 		name, limits string
-		bucket       shaper.Bucket // nil: its own
+		bucket       shared.Bucket // nil: its own
 		enter        func(ctx context.Context, s *shaper.Shaper, key string) (end func(), err error)
 	}{
 		{
@@ -197,7 +198,7 @@ func TestTurnsGoWithAllElse(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				opts := []shaper.Option{shaper.WithFairQueue(nil)}
 				if test.bucket != nil {
-					opts = append(opts, shaper.WithBucket(test.bucket, "k"))
+					opts = append(opts, shaper.WithBucket(test.bucket, "k", shared.Options{}))
 				}
 				s := made.Shaper(t, test.limits, opts...)
 				i := show(t, "one", inspect.Of(s))

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A family makes the instrument of one name, and a function that tells all its values.
@@ -99,8 +100,8 @@ var families = []family{
 	counter("shaper.limit_errors", "{error}", "How often the limits of a key of a group could not be had.",
 		ofGroups(func(g *shaper.GroupStats) int64 { return int64(g.LimitErrors) })),
 	upDownCounter("shaper.bucket.state", "{bucket}", "1 for the state that the shared bucket is in, 0 for the others.",
-		ofBuckets(func(b shaper.BucketStats, emit emit) {
-			for _, state := range []shaper.BucketState{shaper.BucketShared, shaper.BucketDown, shaper.BucketLocal, shaper.BucketOpen} {
+		ofBuckets(func(b shared.Stats, emit emit) {
+			for _, state := range []shared.State{shared.StateShared, shared.StateDown, shared.StateLocal, shared.StateOpen} {
 				var is int64
 				if b.State == state {
 					is = 1
@@ -109,9 +110,9 @@ var families = []family{
 			}
 		})),
 	counter("shaper.bucket.round_trips", "{call}", "Calls of the server that has the shared bucket.",
-		ofBuckets(func(b shaper.BucketStats, emit emit) { emit(int64(b.RoundTrips)) })),
+		ofBuckets(func(b shared.Stats, emit emit) { emit(int64(b.RoundTrips)) })),
 	counter("shaper.bucket.failures", "{call}", "Calls of the server that has the shared bucket which failed.",
-		ofBuckets(func(b shaper.BucketStats, emit emit) { emit(int64(b.Failures)) })),
+		ofBuckets(func(b shared.Stats, emit emit) { emit(int64(b.Failures)) })),
 
 	// These two are no whole numbers.
 	func(m metric.Meter) (metric.Observable, tell, error) {
@@ -141,8 +142,8 @@ func ofGroups(value func(*shaper.GroupStats) int64) sample {
 	}
 }
 
-// ofBuckets returns a sample for sources whose level is in a [shaper.Bucket].
-func ofBuckets(sample func(shaper.BucketStats, emit)) sample {
+// ofBuckets returns a sample for sources whose level is in a [shared.Bucket].
+func ofBuckets(sample func(shared.Stats, emit)) sample {
 	return func(r *reading, emit emit) {
 		if r.Bucket.State != "" {
 			sample(r.Bucket, emit)

@@ -24,6 +24,7 @@ import (
 	"example.com/leakybucket/otelshaper"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func observe(t testing.TB, b backend, rule string, source otelshaper.Source) metric.Registration {
@@ -140,7 +141,7 @@ func TestObserveTellsOfASharedBucket(t *testing.T) {
 		b := newBackend(t)
 		memory := buckettest.NewMemory()
 		memory.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-		s := made.Shaper(t, "1000/s depth 9", shaper.WithBucket(memory, "api"))
+		s := made.Shaper(t, "1000/s depth 9", shaper.WithBucket(memory, "api", shared.Options{}))
 		observe(t, b, "api", otelshaper.Of(s))
 		require.EqualValues(t, 1, b.values(t)["shaper.bucket.state{shared,api}"])
 		first, giveUp := context.WithTimeout(t.Context(), time.Second) // It is in line when the outage is noticed, and stays there.
@@ -165,7 +166,7 @@ func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
 		b := newBackend(t)
 		s := made.Shaper(t, "1/s depth 1 inflight 2", shaper.WithTrace(b.Trace("api")))
 		observe(t, b, "api", otelshaper.Of(s))
-		observe(t, b, "clients", otelshaper.OfGroup(made.Group[string](t, "1/s", shaper.WithBuckets(buckettest.NewMemory(), strings.Clone))))
+		observe(t, b, "clients", otelshaper.OfGroup(made.Group[string](t, "1/s", shaper.WithBuckets(buckettest.NewMemory(), strings.Clone, shared.Options{}))))
 		for range 2 {
 			_, err := s.Acquire(t.Context(), 1)
 			require.NoError(t, err)

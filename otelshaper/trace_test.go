@@ -15,6 +15,7 @@ import (
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // call waits with a span of the name that is given.
@@ -104,7 +105,7 @@ func TestASpanTellsOfAWaitThatAnOutageEnds(t *testing.T) {
 		tracer, recorder := newTracer(t)
 		memory := buckettest.NewMemory()
 		memory.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-		s := made.Shaper(t, "2/s depth 3", shaper.WithTrace(b.Trace("api")), shaper.WithBucket(memory, "key"), shaper.WithPatience(2*time.Second))
+		s := made.Shaper(t, "2/s depth 3", shaper.WithTrace(b.Trace("api")), shaper.WithBucket(memory, "key", shared.Options{Patience: 2 * time.Second}))
 		start := time.Now()
 		call(context.Background(), tracer, "call", s)
 		require.Regexp(t, `^0s shaper.queued shaper.rule=api shaper.ahead=0 shaper.cost=1
@@ -180,7 +181,7 @@ func TestHooksOfTheProgramRunAsWell(t *testing.T) {
 		}
 		own := &shaper.Trace{
 			Enqueued: tell("enqueued"), Departed: tell("departed"), Refused: tell("refused"), Abandoned: tell("abandoned"),
-			Bucket: func(context.Context, shaper.BucketEvent) { told = append(told, "bucket") },
+			Bucket: func(context.Context, shared.Event) { told = append(told, "bucket") },
 		}
 		joined := b.Trace("x", nil, own, &shaper.Trace{Departed: tell("departed again")})
 		s := made.Shaper(t, "1/s depth 1", shaper.WithTrace(joined))
@@ -191,7 +192,7 @@ func TestHooksOfTheProgramRunAsWell(t *testing.T) {
 		require.ErrorIs(t, s.Wait(ctx), context.Canceled)
 		require.NoError(t, s.Close())
 		require.ErrorIs(t, s.Wait(t.Context()), shaper.ErrClosed)
-		joined.Bucket(t.Context(), shaper.BucketEvent{Err: errors.New("away")})
+		joined.Bucket(t.Context(), shared.Event{Err: errors.New("away")})
 		require.Equal(t, []string{"departed", "departed again", "enqueued", "departed", "departed again", "enqueued", "abandoned", "refused", "bucket"}, told)
 		require.Len(t, b.waits(t), 2, "ours have run as well")
 		require.Nil(t, b.Trace("x").Bucket)

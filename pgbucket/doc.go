@@ -4,7 +4,7 @@
 //	pool, err := pgxpool.New(ctx, "postgres://…?target_session_attrs=read-write")
 //	err = pgbucket.Migrate(ctx, pool) // once, or whenever a process starts
 //	bucket := pgbucket.New(pool)
-//	s, err := shaper.New(limits, shaper.WithBucket(bucket, "payments-api"))
+//	s, err := shaper.New(limits, shaper.WithBucket(bucket, "payments-api", shared.Options{}))
 //
 // Each step is one statement and one round trip. It is carried out wholly or not at all,
 // on the server's clock; the clocks of the processes do not count. Numbers are exact: the

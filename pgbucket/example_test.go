@@ -7,6 +7,7 @@ import (
 
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // newPayments is what docs/shared.md points at: one rate for all processes that use the database.
@@ -15,7 +16,7 @@ func newPayments(ctx context.Context, pool *pgxpool.Pool) (*shaper.Shaper, *pgbu
 		return nil, nil, err
 	}
 	bucket := pgbucket.New(pool)
-	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100}, shaper.WithBucket(bucket, "payments-api"))
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100}, shaper.WithBucket(bucket, "payments-api", shared.Options{}))
 	return s, bucket, err
 }
 

@@ -158,7 +158,7 @@ func TestAFarServerIsReachedByAColdPool(t *testing.T) {
 	proxy := servers.StartProxy(t, server.Addr)
 	pool := newPool(t, strings.Replace(url, server.Addr, proxy.Addr, 1))
 	proxy.SetDelay(100*time.Millisecond, 0)
-	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(pgbucket.New(pool, table), "key"))
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(pgbucket.New(pool, table), "key", shared.Options{}))
 	require.NoError(t, err)
 	defer s.Close()
 	// On a busy machine the calls may fail until requests are refused, so one request is not enough.

@@ -30,6 +30,7 @@ import (
 	"example.com/leakybucket/promshaper"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestAddSaysWhatIsWrong(t *testing.T) {
@@ -157,7 +158,7 @@ func scene(t *testing.T) *promshaper.Collector {
 
 	memory := buckettest.NewMemory()
 	memory.SetDelay(time.Millisecond, time.Millisecond)
-	shared := made.Shaper(t, "10/s depth 50", shaper.WithBucket(memory, "api"), shaper.WithFallback(shaper.FallbackLocal(2)))
+	shared := made.Shaper(t, "10/s depth 50", shaper.WithBucket(memory, "api", shared.Options{Fallback: shared.FallbackLocal(2)}))
 	add(t, c, "shared", promshaper.Of(shared))
 	arrive(shared, 40)
 

@@ -61,7 +61,7 @@
 //	shaper_overflowed_calls_total   for whose key there was no bucket left
 //	shaper_limit_errors_total       no limits could be had for a key
 //
-// Of those whose level is in a [shaper.Bucket]; the last five of a Shaper alone:
+// Of those whose level is in a [shared.Bucket]; the last five of a Shaper alone:
 //
 //	shaper_bucket_state{state}      1 for one of shared, down, local, open
 //	shaper_bucket_round_trips_total
@@ -75,7 +75,7 @@
 //	shaper_bucket_share_ratio
 //	shaper_bucket_lateness_seconds
 //
-// A level in a [shaper.Bucket] leaks on the clock of the Bucket's server, so there
+// A level in a [shared.Bucket] leaks on the clock of the Bucket's server, so there
 // shaper_spacing_intervals stays empty and shaper_missed_units_total 0; units whose slots have
 // passed unused are in shaper_bucket_dropped_units_total.
 //

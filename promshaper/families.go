@@ -8,6 +8,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A family is the metrics of one name that are no histogram.
@@ -112,7 +113,7 @@ var families = []family{
 
 	gauge("bucket_state", "1 for the state that the shared bucket is in, 0 for the others: shared, or without its server down, local, open.",
 		ofBuckets(func(r *reading, emit emit) {
-			for _, state := range []shaper.BucketState{shaper.BucketShared, shaper.BucketDown, shaper.BucketLocal, shaper.BucketOpen} {
+			for _, state := range []shared.State{shared.StateShared, shared.StateDown, shared.StateLocal, shared.StateOpen} {
 				emit(truth(r.Bucket.State == state), string(state))
 			}
 		}), "state"),
@@ -164,7 +165,7 @@ func ofGroups(value func(*shaper.GroupStats) float64) func(*reading, emit) {
 	}
 }
 
-// ofBuckets is sample for sources whose level is in a [shaper.Bucket].
+// ofBuckets is sample for sources whose level is in a [shared.Bucket].
 func ofBuckets(sample func(*reading, emit)) func(*reading, emit) {
 	return func(r *reading, emit emit) {
 		if r.Bucket.State != "" {

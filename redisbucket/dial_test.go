@@ -22,6 +22,7 @@ import (
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A failedDials is a hook that sends a value for each attempt to connect that has failed. It
@@ -85,7 +86,7 @@ func TestARefusedConnectionIsTold(t *testing.T) {
 			client.AddHook(dialed)
 			bucket := redisbucket.New(client)
 			require.True(t, taken(t, bucket, "key"))
-			s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(bucket, "other"))
+			s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(bucket, "other", shared.Options{}))
 			require.NoError(t, err)
 			defer s.Close()
 			require.NoError(t, s.Wait(within(t)))
@@ -99,7 +100,7 @@ func TestARefusedConnectionIsTold(t *testing.T) {
 			go func() { waiting <- s.Wait(ctx) }()
 			realtime.Until(t, func() bool {
 				b := s.Stats().Bucket
-				return b.State == shaper.BucketDown && errors.Is(b.Err, syscall.ECONNREFUSED)
+				return b.State == shared.StateDown && errors.Is(b.Err, syscall.ECONNREFUSED)
 			}, "it counts as unavailable, and says why")
 			cancel()
 			realtime.Next(t, waiting)
@@ -177,7 +178,7 @@ func TestAFarServerIsReachedByAColdClient(t *testing.T) {
 			options.ContextTimeoutEnabled = obeys
 			client := redis.NewClient(options)
 			defer func() { require.NoError(t, client.Close()) }()
-			s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(redisbucket.New(client), "key"))
+			s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(redisbucket.New(client), "key", shared.Options{}))
 			require.NoError(t, err)
 			defer s.Close()
 			began := time.Now()

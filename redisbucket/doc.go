@@ -1,7 +1,7 @@
 // Package redisbucket keeps the levels of shared buckets in Redis or Valkey:
 //
 //	bucket := redisbucket.New(client) // a redis.UniversalClient: one server, sentinels, a cluster
-//	s, err := shaper.New(limits, shaper.WithBucket(bucket, "payments-api"))
+//	s, err := shaper.New(limits, shaper.WithBucket(bucket, "payments-api", shared.Options{}))
 //
 // [New] is for one place that has all keys, [NewRing] for several servers that do not know
 // of each other.

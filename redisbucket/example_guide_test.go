@@ -14,6 +14,7 @@ import (
 
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // The examples of README.md and docs/shared.md: one rate for all processes, one for each user over
@@ -29,7 +30,7 @@ func Example_sharedBuckets() {
 
 	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	bucket := redisbucket.New(client)
-	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100}, shaper.WithBucket(bucket, "payments-api"))
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100}, shaper.WithBucket(bucket, "payments-api", shared.Options{}))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -38,7 +39,7 @@ func Example_sharedBuckets() {
 
 	perUser, err := shaper.NewGroup(func(user string) (shaper.Limits, error) {
 		return shaper.Limits{Rate: 10, Burst: 5, Depth: 20}, nil
-	}, shaper.WithBuckets(bucket, func(user string) string { return "user:" + user }))
+	}, shaper.WithBuckets(bucket, func(user string) string { return "user:" + user }, shared.Options{}))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func Example_sharedBuckets() {
 	handler.ServeHTTP(w, login)
 	fmt.Println(w.Code, "from the site")
 
-	logins, err := shaper.New(shaper.Limits{Rate: 1, Burst: 5}, shaper.WithBucket(bucket, "logins"))
+	logins, err := shaper.New(shaper.Limits{Rate: 1, Burst: 5}, shaper.WithBucket(bucket, "logins", shared.Options{}))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -76,9 +77,10 @@ func Example_withoutTheServer() {
 	defer client.Close()
 	bucket, limits := redisbucket.New(client), shaper.Limits{Rate: 50, Depth: 100}
 
-	s, err := shaper.New(limits, shaper.WithBucket(bucket, "payments-api"),
-		shaper.WithFallback(shaper.FallbackLocal(4)), // of four processes each has a quarter of the rate
-		shaper.WithTrace(&shaper.Trace{Bucket: func(ctx context.Context, e shaper.BucketEvent) {
+	s, err := shaper.New(limits, shaper.WithBucket(bucket, "payments-api", shared.Options{
+		Fallback: shared.FallbackLocal(4), // of four processes each has a quarter of the rate
+	}),
+		shaper.WithTrace(&shaper.Trace{Bucket: func(ctx context.Context, e shared.Event) {
 			slog.WarnContext(ctx, "shared bucket", "shaper", e.Name, "state", e.State, "err", e.Err)
 		}}))
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // Two processes, which are two Shapers here, share a rate of one per hour. The first lets a
@@ -31,8 +32,8 @@ func ExampleNew() {
 		})
 		defer client.Close()
 		limits := shaper.Limits{Rate: rate.Every(time.Hour)}
-		s, err := shaper.New(limits, shaper.WithBucket(redisbucket.New(client), "payments-api"),
-			shaper.WithBucketTimeout(10*time.Second)) // for a machine that is as busy as those of tests
+		s, err := shaper.New(limits, shaper.WithBucket(redisbucket.New(client), "payments-api",
+			shared.Options{Timeout: 10 * time.Second})) // for a machine that is as busy as those of tests
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -7,9 +7,9 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// Limits returns the limits in force, as they were given. With a [Bucket], [Limits.Rate]
+// Limits returns the limits in force, as they were given. With a [shared.Bucket], [Limits.Rate]
 // and [Limits.Burst] are those with the greatest version that is known here, which another
-// process may have set ([WithRateVersion]).
+// process may have set ([shared.Options.RateVersion]).
 func (s *Shaper) Limits() Limits {
 	s.mustBeMade()
 	s.lockAndAdvance()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // Flows share a dispatcher: a lock, a clock, and a ticker that lets the heads of
@@ -87,7 +88,7 @@ type levels interface {
 	check(l Limits) error       // why limits are not for a level; nil: they are
 	plan(p *plan)               // prepares a plan that may be put in force; the lock is not held
 	changes()                   // other limits are about to be put in force
-	stats() BucketStats         // of all flows together
+	stats() shared.Stats        // of all flows together
 	close()                     // the lines have been emptied; the lock is not held
 }
 

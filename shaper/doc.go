@@ -44,7 +44,7 @@
 //
 // Several processes share the level of a bucket, and so its rate and burst, with
 // [WithBucket] and [WithBuckets], while each has a line of its own. The level is in a
-// [Bucket], such as the modules redisbucket and pgbucket have; docs/shared.md states the
+// [shared.Bucket], such as the modules redisbucket and pgbucket have; docs/shared.md states the
 // guarantees of all processes together.
 //
 // # The one rule
@@ -90,7 +90,7 @@
 //  3. Bound. At most Depth requests wait. The next is refused at once, without
 //     blocking, whatever the state of the ticker. A request that a Transport
 //     retries was admitted before, so it waits even beyond Depth, and enters the
-//     line even during [Shaper.Shutdown]. With a [Bucket] up to Burst requests that its
+//     line even during [Shaper.Shutdown]. With a [shared.Bucket] up to Burst requests that its
 //     room covers need no place ([WithBucket]).
 //  4. Abandonment. When the context of a waiting request ends, its place is free and
 //     its slot belongs to the next request before its call returns. No departure is
@@ -109,8 +109,8 @@
 //     request whose deadline has passed while ctx.Err() is still nil is refused, and counted.
 //     Without [WithLineTimeout], no request that was admitted is refused later because the rate
 //     has changed: it waits until its context ends. With it, a request is refused when its
-//     bound comes. An outage of a [Bucket] refuses requests in line, too, after their patience
-//     ([WithPatience]). With a cap it is unknown when requests will end. So the
+//     bound comes. An outage of a [shared.Bucket] refuses requests in line, too, after their patience
+//     ([shared.Options.Patience]). With a cap it is unknown when requests will end. So the
 //     prediction assumes that a seat becomes free at once, which refuses no request
 //     that might still leave in time; RetryAfter and Forecast are then estimates, from how
 //     long requests have been in flight of late. A request that a Transport retries is
@@ -123,7 +123,7 @@
 //     Forgetting a Shaper leaks nothing. A Group keeps timers, but no goroutine,
 //     until the last of its buckets is drained, and at most a second longer.
 //  9. End. Close refuses all waiting requests and returns when the ticker goroutine
-//     has ended. With a [Bucket] it first tries to give back the leased slots. Shutdown admits no more
+//     has ended. With a [shared.Bucket] it first tries to give back the leased slots. Shutdown admits no more
 //     requests, lets the line leave at its rate, and then closes; sooner if bounds come ([WithLineTimeout]). If its context ends first, Shutdown returns
 //     that error while the line goes on leaving; only [Shaper.Close] stops it then. With an empty line
 //     Shutdown returns nil even if its context is done, and so does a Shutdown that is waiting when Close is

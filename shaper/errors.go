@@ -30,9 +30,9 @@ var (
 	// ErrClosed means that [Shaper.Close] or [Shaper.Shutdown] has been called.
 	ErrClosed = errors.New("shaper: closed")
 
-	// ErrUnavailable means that the [Bucket] which holds the level can't be asked, and that
-	// [WithFallback] lets no request leave meanwhile: a newcomer is refused at once, and a
-	// request in line when its patience ends ([WithPatience]); or that a call which asked for
+	// ErrUnavailable means that the [shared.Bucket] which holds the level can't be asked, and that
+	// [shared.Options.Fallback] lets no request leave meanwhile: a newcomer is refused at once, and a
+	// request in line when its patience ends ([shared.Options.Patience]); or that a call which asked for
 	// itself ([Limits.Depth] 0, or [Shaper.AllowN]) got no answer before the fallback has
 	// begun.
 	// [RejectError.RetryAfter] is the time until the Bucket may be asked again.
@@ -163,19 +163,19 @@ var reasonWords = []struct {
 type RejectError struct {
 	// Reason is exactly one of [ErrQueueFull], [ErrTooLate], [ErrTooCostly], [ErrClosed] and
 	// [ErrUnavailable], so it can be compared, as in a switch. If there is more to say, such
-	// as why the [Bucket] can't be used, Error says it.
+	// as why the [shared.Bucket] can't be used, Error says it.
 	Reason error
 
 	// RetryAfter is the time after which the same call, with the same time
 	// left to its deadline, would be admitted if those in line stay and no
 	// other request comes. It is 0 if trying again does not help ([ErrTooCostly]). With
 	// [ErrClosed] it is the time until the line is empty, and with [ErrUnavailable]
-	// the time until the [Bucket] may be asked again, which may fail again.
+	// the time until the [shared.Bucket] may be asked again, which may fail again.
 	//
 	// In two cases it is an estimate. With [Limits.InFlight] it is unknown when requests end.
 	// So, unless seats are free for this request and all ahead of it, RetryAfter is at least m/InFlight,
 	// where m is the mean time for which requests have been in flight of late, and at least 1 ms.
-	// With a [Bucket] it supposes that this process goes on getting the share of the slots that
+	// With a [shared.Bucket] it supposes that this process goes on getting the share of the slots that
 	// it has had of late. But where the Bucket itself has refused the call ([Limits.Depth]
 	// 0, or [Shaper.AllowN]), it is the time until the Bucket admits it if no other process
 	// takes anything.

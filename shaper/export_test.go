@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/shared"
 
 	"example.com/leakybucket/shaper/internal/lease"
 )
@@ -112,7 +113,7 @@ func HoldLock(s *Shaper) (release func()) {
 }
 
 // BucketRateOf returns the rate of [Limits] with a version, for the tests of what an engine does.
-func BucketRateOf(l Limits, version int64) BucketRate {
+func BucketRateOf(l Limits, version int64) shared.BucketRate {
 	r := new(lease.Rates).Of(l.Rate, l.burst())
 	r.Version = version
 	return r

@@ -57,7 +57,7 @@ import (
 // waits. [Shaper.SetLimits], holds, [Limits.Burst] and [Limits.InFlight] never touch the order, and a
 // freed seat goes to the key whose turn it is. When a request gives up, the rest of its key moves up. A slot that
 // is handed on, as the caller has gone, gives its key the turn back. With [Shaper.Reserve] a key pays for its turns
-// by estimates, and the bucket by settled costs. With a [Bucket] the keys
+// by estimates, and the bucket by settled costs. With a [shared.Bucket] the keys
 // of each process take turns.
 //
 // A refusal takes the lock. A request whose deadline or MaxWait is nearer than the end of all lines is compared

@@ -16,6 +16,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestMethodsOfAShaperAreThoseOfTheEmptyKey(t *testing.T) {
@@ -125,7 +126,7 @@ func TestKeysOfEachProcessTakeTurnsWithABucket(t *testing.T) {
 		var last time.Duration
 		var calls sync.WaitGroup
 		for _, process := range []string{"p", "q"} {
-			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil), shaper.WithBucket(bucket, "k"))
+			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil), shaper.WithBucket(bucket, "k", shared.Options{}))
 			require.NoError(t, err)
 			defer s.Close()
 			for _, name := range []string{"z", "a1", "a2", "a3", "a4", "b1", "b2", "c1"} {

@@ -1,6 +1,10 @@
 package shaper
 
-import "example.com/leakybucket/internal/exact"
+import (
+	"example.com/leakybucket/internal/exact"
+
+	"example.com/leakybucket/shaper/shared"
+)
 
 // A flow is a bucket with its line and its counts. A [Shaper] has one flow, a [Group] one
 // for each key. The flows of a keyShard share a dispatcher. Methods of a flow need the
@@ -33,7 +37,7 @@ type level interface {
 }
 
 // A remote is a level that is kept elsewhere. The flow's own bucket is an estimate then, by which waits are
-// predicted as always. The only one is a level that processes share in a [Bucket] (shared_flow.go).
+// predicted as always. The only one is a level that processes share in a [shared.Bucket] (shared_flow.go).
 type remote interface {
 	level
 
@@ -65,7 +69,7 @@ type remote interface {
 
 	busy(now int64) bool       // it is in use, so the flow must stay
 	refusesAll(now int64) bool // a newcomer is refused whatever the line and the limits are
-	stats() BucketStats
+	stats() shared.Stats
 }
 
 // furtherLevels are the levels of a flow beside the one of its bucket, in the same process: a request leaves when all

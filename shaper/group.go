@@ -230,7 +230,7 @@ func (p *placement[K]) homeOf(key K) int16 {
 // has it too.
 func (p *placement[K]) mayDryRun() bool { return p.overflow.letsAllThrough() }
 
-// makeShards makes the shards of a Group. With a [Bucket] there is one: the round trips take
+// makeShards makes the shards of a Group. With a [shared.Bucket] there is one: the round trips take
 // the time there, and one place knows the Bucket's servers.
 func (g *Group[K]) makeShards(o options) {
 	n := 1
@@ -272,7 +272,7 @@ func (g *Group[K]) tableFull() bool { return g.counts.Heavy.Load() >= g.maxKeys 
 // errEmptyBucketKey is for a key function of [WithBuckets] that breaks its contract.
 var errEmptyBucketKey = errors.New("the key function of WithBuckets has returned an empty key")
 
-// bucketKey returns the [Bucket]'s key of a key; none without a Bucket. The lock is not
+// bucketKey returns the [shared.Bucket]'s key of a key; none without a Bucket. The lock is not
 // held.
 func (s *keyShard[K]) bucketKey(key K) (levelKey, error) {
 	g := s.group

@@ -141,7 +141,7 @@ func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFl
 	return in, kf, dec
 }
 
-// askBucketFor asks the [Bucket] about a request.
+// askBucketFor asks the [shared.Bucket] about a request.
 //
 // It is not inlined, so that its frame is there only if a Bucket is asked.
 //

@@ -40,7 +40,7 @@ type Limits struct {
 
 	// Depth is the largest number of requests that may wait. With 0 none wait: a
 	// request that cannot leave at once is refused. Retries of a [Transport] may
-	// exceed Depth, because they were admitted before; and with a [Bucket] so may
+	// exceed Depth, because they were admitted before; and with a [shared.Bucket] so may
 	// requests that its room covers, up to Burst of them ([WithBucket]).
 	Depth int
 
@@ -49,7 +49,7 @@ type Limits struct {
 	// at once: no request is refused because of an estimate, and an admitted request
 	// may wait longer. MaxWait does not apply to retries of a [Transport]. It is compared
 	// once, when a request enters: a lower Rate, a [Shaper.Hold], retries that enter at the
-	// head, and with a [Bucket] other processes and outages may make it wait longer then. [WithLineTimeout]
+	// head, and with a [shared.Bucket] other processes and outages may make it wait longer then. [WithLineTimeout]
 	// bounds that real wait.
 	MaxWait time.Duration
 

@@ -498,7 +498,7 @@ func isNumber(text string) bool {
 //
 // Burst is burst, where 0 means 1, and Rate is (n − burst)/(w + Slack): Burst comes on top of what
 // the rate lets leave within w, and so does what a late wake-up may make up. Slack is [DefaultSlack],
-// written out, because with a [Bucket] a Slack of 0 may mean more. Depth, MaxWait and InFlight are 0, and may
+// written out, because with a [shared.Bucket] a Slack of 0 may mean more. Depth, MaxWait and InFlight are 0, and may
 // be set afterwards. Limits with another Rate, Burst or Slack do not keep the promise.
 //
 // It does not promise everything. If a request costs more than burst, the largest cost takes the place

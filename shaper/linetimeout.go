@@ -15,7 +15,7 @@ import (
 // wait at entry. A request gets a bound when it enters a line: d after that instant, or for a d of 0 as
 // much after it as the MaxWait that is then in force (0: no bound). If the bound comes while the
 // request is in line, it is refused with [ErrTooLate]. So a lower rate, a [Shaper.Hold], retries that enter
-// at the head, requests of other keys or an outage of a [Bucket] make no request wait longer. The bound
+// at the head, requests of other keys or an outage of a [shared.Bucket] make no request wait longer. The bound
 // stays, whatever limits are put in force later.
 //
 // A request whose slot comes at its bound is in time. A hold that ends after a request's bound refuses the

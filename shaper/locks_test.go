@@ -55,7 +55,7 @@ func (w *witness) trace() *Trace {
 	}
 	return &Trace{
 		Enqueued: hook("Trace.Enqueued"), Departed: hook("Trace.Departed"), Refused: hook("Trace.Refused"), Abandoned: hook("Trace.Abandoned"),
-		Bucket: func(context.Context, BucketEvent) { w.hear("Trace.Bucket") },
+		Bucket: func(context.Context, shared.Event) { w.hear("Trace.Bucket") },
 	}
 }
 
@@ -189,7 +189,7 @@ func TestNoFunctionOfACallerRunsUnderALock(t *testing.T) {
 		"Group": {func(t *testing.T, w *witness) {
 			b := &witnessBucket{w: w}
 			g, err := NewGroup(func(string) (Limits, error) { w.hear("limits"); return limits, nil }, WithTrace(w.trace()),
-				WithBuckets(b, func(k string) string { w.hear("bucket key"); return k }))
+				WithBuckets(b, func(k string) string { w.hear("bucket key"); return k }, shared.Options{}))
 			require.NoError(t, err)
 			for _, s := range g.all {
 				w.watch(&s.dispatcher)

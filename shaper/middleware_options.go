@@ -15,6 +15,7 @@ import (
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/internal/httpfield"
 	"example.com/leakybucket/shaper/internal/httpin"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A MiddlewareOption changes how [Middleware] treats requests.
@@ -233,7 +234,7 @@ func (l *refusalLog) logGone(ctx context.Context, waited time.Duration) {
 //
 //   - 429 with Retry-After if the line is full or the request would leave too
 //     late; without it if the request can never fit, which the body then says.
-//   - 503 with Retry-After if the [Shaper] is closed, if its shared [Bucket] can't be
+//   - 503 with Retry-After if the [Shaper] is closed, if its shared [shared.Bucket] can't be
 //     asked, if the deadline of an outer handler has passed, and for errors of other
 //     Limiters.
 //   - 408 for [ErrBody].
@@ -358,7 +359,7 @@ func (o rateLimitFields) applyMiddleware(to *middlewareOptions) { to.rateLimitFi
 // and [Limits.Depth] wait. w is the time in which q of them drain. r is how many requests the
 // bucket would admit now: the free units, floor(Burst − level), plus the places that
 // are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0, and while
-// a [Bucket] can't be asked it is what [WithFallback] still admits.
+// a [shared.Bucket] can't be asked it is what [shared.Options.Fallback] still admits.
 // While the line is held no units are free, and while the bucket is blocked ([WithBlock])
 // r is 0. With [Limits.InFlight], which q does not include, at most as many units are free
 // as seats, except in a dry run, where no request has one. Units and places are added as if
@@ -424,7 +425,7 @@ func rateLimitOf(l inner, err error, a httpin.Response) (fields httpfield.RateLi
 	quota := exact.Sum(burst, depth)
 
 	var free int64
-	if !errors.Is(err, ErrClosed) && st.Bucket.State != BucketDown {
+	if !errors.Is(err, ErrClosed) && st.Bucket.State != shared.StateDown {
 		units := max(0, min(math.Floor(float64(burst)-st.Level), httpfield.MaxInteger))
 		switch {
 		case !st.HeldUntil.IsZero():
@@ -432,7 +433,7 @@ func rateLimitOf(l inner, err error, a httpin.Response) (fields httpfield.RateLi
 		case st.Limits.InFlight > 0 && !st.DryRun: // No request of a shadow has a seat.
 			units = min(units, float64(max(0, st.Limits.InFlight-st.InFlight)))
 		}
-		if st.Bucket.State == BucketLocal { // The burst is a part of Limits.Burst.
+		if st.Bucket.State == shared.StateLocal { // The burst is a part of Limits.Burst.
 			units = min(units, float64(st.Free))
 		}
 		free = exact.Sum(int64(units), max(0, depth-int64(st.Waiting)))

@@ -21,6 +21,7 @@ import (
 
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // stillLife is a Limiter that shows one state and gives one answer.
@@ -163,9 +164,9 @@ func TestRateLimitFieldsInNumbers(t *testing.T) {
 			"q=3;w=3", "r=0;t=0"},
 		{"a dry run has no seats", shaper.Stats{DryRun: true, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4, InFlight: 2}}, nil,
 			"q=7;w=7", "r=7;t=0"},
-		{"the store of the level is away", shaper.Stats{Bucket: shaper.BucketStats{State: shaper.BucketDown}, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4}}, nil,
+		{"the store of the level is away", shaper.Stats{Bucket: shared.Stats{State: shared.StateDown}, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4}}, nil,
 			"q=7;w=7", "r=0;t=0"},
-		{"a part of the burst is left", shaper.Stats{Free: 2, Bucket: shaper.BucketStats{State: shaper.BucketLocal}, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4}}, nil,
+		{"a part of the burst is left", shaper.Stats{Free: 2, Bucket: shared.Stats{State: shared.StateLocal}, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4}}, nil,
 			"q=7;w=7", "r=6;t=0"},
 		{"t is Retry-After", shaper.Stats{Level: 9, Limits: shaper.Limits{Rate: 1}}, late,
 			"q=1;w=1", "r=0;t=3"},

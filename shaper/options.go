@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/shared"
 )
 
 // An Option changes how a [Shaper] behaves. Options cannot change later, as [Limits] can.
@@ -149,9 +151,9 @@ type Trace struct {
 	Refused func(ctx context.Context, e Event)
 	// Abandoned reports a request whose context ended before its call returned.
 	Abandoned func(ctx context.Context, e Event)
-	// Bucket reports that the state of a shared [Bucket] has changed. It runs on a
+	// Bucket reports that the state of a [shared.Bucket] has changed. It runs on a
 	// goroutine of the shaper's, with [context.Background]. [Shaper.Close] does not wait for it.
-	Bucket func(ctx context.Context, e BucketEvent)
+	Bucket func(ctx context.Context, e shared.Event)
 }
 
 // An Event is the report of a hook.

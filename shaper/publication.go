@@ -20,7 +20,7 @@ import (
 //     an instant at which the level was 0 up to now, and a view has a copy.)
 //   - The methods of a parker, [Recording.Arrivals], and shaperLimiter.stats only read.
 //   - seat.release is called only if there is a cap, and [Recording.Stop] only if there is a
-//     Recording. For these, and for a Shaper with a [Bucket], no view is published.
+//     Recording. For these, and for a Shaper with a [shared.Bucket], no view is published.
 type publication struct {
 	view
 	at     int64 // when it was published

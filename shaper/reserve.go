@@ -30,7 +30,7 @@ import (
 // request has left the shadow; verdicts stand. Predictions for requests in line, such as that a deadline
 // is too early, are made as if nothing were settled.
 //
-// A [Shaper.Snapshot] does not have the reservations that are open: their estimates stand in it. With a level in a [Bucket]
+// A [Shaper.Snapshot] does not have the reservations that are open: their estimates stand in it. With a level in a [shared.Bucket]
 // ([WithBucket]) the estimate stands, too, and settle only releases the seat.
 func (s *Shaper) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := s.reserve(ctx, nil, estimate, newcomer)
@@ -98,7 +98,7 @@ func (s *Shaper) Spend(ctx context.Context, estimate int, f func(context.Context
 // rounded or wrong can only slow down. Requests in line are re-timed.
 //
 // A negative n counts as 0. For an n of [Limits.Burst] or more it does nothing, and neither at [rate.Inf],
-// where the level is always 0, nor with a level in a [Bucket]. The units that it adds to the level are
+// where the level is always 0, nor with a level in a [shared.Bucket]. The units that it adds to the level are
 // no part of any reservation: a settle gives back as many as it would without AtMost.
 func (s *Shaper) AtMost(n int) {
 	s.mustBeMade()

@@ -73,15 +73,15 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // It returns a [*RejectError], without having waited, if the line is full, if the
 // predicted wait exceeds [Limits.MaxWait] or reaches the context's deadline, if n can
 // never fit, or after [Shaper.Close] or [Shaper.Shutdown]. Close also refuses requests
-// that wait, and so does a long outage of a [Bucket]. If the context is done before the
+// that wait, and so does a long outage of a [shared.Bucket]. If the context is done before the
 // call, or when the call is about to return, WaitN returns ctx.Err(). A negative n gives
 // [ErrNegativeCost].
 //
-// With a level in a [Bucket] the predicted wait is an estimate, so a request that was
+// With a level in a [shared.Bucket] the predicted wait is an estimate, so a request that was
 // admitted may leave later than MaxWait. While the Bucket can't be asked, a call may be
-// refused with [ErrUnavailable] ([WithFallback]), also one that waits already, after its
-// patience ([WithPatience]). With a [Limits.Depth] of 0 the call may wait until the Bucket
-// has answered, as long as two calls of the Bucket may take ([WithBucketTimeout]).
+// refused with [ErrUnavailable] ([shared.Options.Fallback]), also one that waits already, after its
+// patience ([shared.Options.Patience]). With a [Limits.Depth] of 0 the call may wait until the Bucket
+// has answered, as long as two calls of the Bucket may take ([shared.Options.Timeout]).
 //
 // With [Limits.InFlight] set every call, whatever n and the context are, returns an error
 // that says to use Acquire; only a dry run lets it through ([WithDryRun]).
@@ -243,7 +243,7 @@ func (s *Shaper) Allow() bool { return s.AllowN(1) }
 
 // AllowN lets a request of cost n leave now, or refuses it, and reports whether it has
 // left. The request never waits for a slot and never overtakes the line. [Stats] counts one
-// call, whatever n is. With a level in a [Bucket] the call may wait until that has answered,
+// call, whatever n is. With a level in a [shared.Bucket] the call may wait until that has answered,
 // for 250 ms at most. AllowN(0) is true and a negative n gives false; neither is counted. With
 // [Limits.InFlight] set AllowN is false and not counted, as its caller would not say when the
 // request ends. On a closed Shaper every call is refused with [ErrClosed] and counted, whatever

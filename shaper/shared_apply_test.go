@@ -13,17 +13,18 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // in returns an instant or a span, in microseconds.
-func in(r shaper.BucketRate, a shaper.Instant) *big.Rat {
+func in(r shared.BucketRate, a shared.Instant) *big.Rat {
 	part := big.NewRat(a.Part, r.Parts)
 	return part.Add(part, new(big.Rat).SetInt64(a.Micros))
 }
 
 // unitOf returns the time of a cost unit, in microseconds.
-func unitOf(r shaper.BucketRate) *big.Rat {
-	return in(r, shaper.Instant{Micros: r.Micros, Part: r.Part})
+func unitOf(r shared.BucketRate) *big.Rat {
+	return in(r, shared.Instant{Micros: r.Micros, Part: r.Part})
 }
 
 func TestABucketRateIsExactlyTheRateThatPeopleWrite(t *testing.T) {
@@ -75,7 +76,7 @@ func TestABucketRateIsNeverAboveTheRate(t *testing.T) {
 }
 
 // bucketRates are rates whose arithmetic is hard in some way.
-var bucketRates = []shaper.BucketRate{
+var bucketRates = []shared.BucketRate{
 	{Version: 1, Micros: 333_333, Part: 1, Parts: 3, Burst: 1},
 	{Version: 1, Micros: 33, Part: 1, Parts: 3, Burst: 7},
 	{Version: 1, Micros: 1_285_714, Part: 2, Parts: 7, Burst: 2},
@@ -89,7 +90,7 @@ var bucketRates = []shaper.BucketRate{
 
 // A state with numbers at the ends of their ranges is sound, and one beyond them is none.
 func TestAStateIsDamagedOnlyBeyondItsRanges(t *testing.T) {
-	take := shaper.Take{Key: "k", Cost: 1, First: 1, Rate: bucketRates[0]}
+	take := shared.Take{Key: "k", Cost: 1, First: 1, Rate: bucketRates[0]}
 	for _, c := range []struct {
 		name      string
 		empty, at int64
@@ -102,7 +103,7 @@ func TestAStateIsDamagedOnlyBeyondItsRanges(t *testing.T) {
 		{"it reaches 0 too late", 1<<53 + 1, 1 << 53, true},
 		{"it was written too late", 1 << 53, 1<<53 + 1, true},
 	} {
-		l := shaper.BucketLevel{Empty: shaper.Instant{Micros: c.empty}, Rate: take.Rate, At: c.at}
+		l := shared.BucketLevel{Empty: shared.Instant{Micros: c.empty}, Rate: take.Rate, At: c.at}
 		_, taken := take.Apply(l, max(1, c.at))
 		require.Equal(t, c.cold, taken.Cold, c.name)
 	}
@@ -112,7 +113,7 @@ func TestAStateIsDamagedOnlyBeyondItsRanges(t *testing.T) {
 // may hold slots of the old rate.
 func TestANewRateBeginsBehindTheSlotsOfTheOld(t *testing.T) {
 	const now = 1_800_000_000_000_000
-	old := shaper.BucketRate{Version: 1, Micros: 100_000, Parts: 1, Burst: 1} // 10/s
+	old := shared.BucketRate{Version: 1, Micros: 100_000, Parts: 1, Burst: 1} // 10/s
 	for _, c := range []struct {
 		name      string
 		oldBurst  int64
@@ -133,10 +134,10 @@ func TestANewRateBeginsBehindTheSlotsOfTheOld(t *testing.T) {
 		{"a request of cost 1000 leaves at 2 s", 1, 1000, 1, 102_000_000, 2_000_000 + 1_000_000, 2_000_000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			old, next := old, shaper.BucketRate{Version: 2, Micros: c.micros, Parts: 1, Burst: c.burst}
+			old, next := old, shared.BucketRate{Version: 2, Micros: c.micros, Parts: 1, Burst: c.burst}
 			old.Burst = c.oldBurst
-			got := next.Rescale(old, shaper.Instant{Micros: now + c.empty}, now)
-			require.Equal(t, shaper.Instant{Micros: now + c.want}, got)
+			got := next.Rescale(old, shared.Instant{Micros: now + c.empty}, now)
+			require.Equal(t, shared.Instant{Micros: now + c.want}, got)
 			if c.nextAtOld > 0 {
 				require.GreaterOrEqual(t, c.want-(c.burst-1)*c.micros, c.nextAtOld)
 			}
@@ -153,7 +154,7 @@ func TestRescaleIsNeverEarly(t *testing.T) {
 		for _, next := range bucketRates {
 			for range 100 {
 				old.Burst, next.Burst = 1+random.Int64N(50), 1+random.Int64N(50)
-				empty := shaper.Instant{Micros: now + random.Int64N(1<<52)>>random.IntN(52) - 1000, Part: random.Int64N(old.Parts)}
+				empty := shared.Instant{Micros: now + random.Int64N(1<<52)>>random.IntN(52) - 1000, Part: random.Int64N(old.Parts)}
 				late := new(big.Rat).Sub(in(next, next.Rescale(old, empty, now)), rescaled(next, old, in(old, empty), now, longest))
 				require.Truef(t, late.Sign() >= 0 && late.Cmp(big.NewRat(1, 1)) < 0,
 					"%+v to %+v, empty at %+v: %s µs late", old, next, empty, late.FloatString(6))
@@ -162,13 +163,13 @@ func TestRescaleIsNeverEarly(t *testing.T) {
 	}
 }
 
-// rescaled returns what [shaper.BucketRate.Rescale] does, exactly.
-func rescaled(r, old shaper.BucketRate, empty *big.Rat, now int64, longest *big.Rat) *big.Rat {
+// rescaled returns what [shared.BucketRate.Rescale] does, exactly.
+func rescaled(r, old shared.BucketRate, empty *big.Rat, now int64, longest *big.Rat) *big.Rat {
 	at := new(big.Rat).SetInt64(now)
 	if empty.Cmp(at) <= 0 {
 		return at
 	}
-	units := func(n int64, r shaper.BucketRate) *big.Rat {
+	units := func(n int64, r shared.BucketRate) *big.Rat {
 		return earlier(new(big.Rat).Mul(new(big.Rat).SetInt64(n), unitOf(r)), longest)
 	}
 	ratio := new(big.Rat).Quo(unitOf(r), unitOf(old))
@@ -177,7 +178,7 @@ func rescaled(r, old shaper.BucketRate, empty *big.Rat, now int64, longest *big.
 		return span.Add(span.Mul(span, ratio), when)
 	}
 	result := asOf(at)
-	next := earlier(new(big.Rat).Sub(empty, units(old.Burst-1, old)), new(big.Rat).SetInt64(now+shaper.MaxAhead.Microseconds()))
+	next := earlier(new(big.Rat).Sub(empty, units(old.Burst-1, old)), new(big.Rat).SetInt64(now+shared.MaxAhead.Microseconds()))
 	if next.Cmp(at) > 0 {
 		result = later(result, asOf(next))
 		result = later(result, new(big.Rat).Add(next, units(r.Burst-1, r)))
@@ -205,9 +206,9 @@ func TestTwoRatesTogetherAreNeverAboveTheGreater(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(rounds(100, 2_000, 20_000)) {
 		random := rand.New(rand.NewPCG(seed, 7))
-		var rates []shaper.BucketRate
+		var rates []shared.BucketRate
 		for version := range int64(2 + random.IntN(2)) {
-			rates = append(rates, shaper.BucketRate{
+			rates = append(rates, shared.BucketRate{
 				Version: version, Micros: 1 + random.Int64N(1_000_000)>>random.IntN(19), Part: random.Int64N(3), Parts: 3,
 				Burst: 1 + random.Int64N(30)>>random.IntN(5),
 			})
@@ -234,9 +235,9 @@ type sharedSlot struct {
 // deploy plays processes that share a level, with one more for each new rate, and returns
 // the slots that they have had. Each of them uses all slots at once that come within
 // MaxAhead.
-func deploy(random *rand.Rand, rates []shaper.BucketRate) (slots []sharedSlot) {
+func deploy(random *rand.Rand, rates []shared.BucketRate) (slots []sharedSlot) {
 	now := int64(1_800_000_000_000_000)
-	level, newest := shaper.BucketLevel{}, 0
+	level, newest := shared.BucketLevel{}, 0
 	for range 60 {
 		now += random.Int64N(1_000_000) >> random.IntN(20)
 		if newest+1 < len(rates) && random.IntN(20) == 0 {
@@ -249,7 +250,7 @@ func deploy(random *rand.Rand, rates []shaper.BucketRate) (slots []sharedSlot) {
 			cost := 1 + random.Int64N(60)>>random.IntN(7)
 			costs, sum = append(costs, cost), sum+cost
 		}
-		take := shaper.Take{Key: "k", Cost: sum, First: costs[0], Ahead: time.Duration(random.Int64N(2_000_001)) * time.Microsecond, Rate: r}
+		take := shared.Take{Key: "k", Cost: sum, First: costs[0], Ahead: time.Duration(random.Int64N(2_000_001)) * time.Microsecond, Rate: r}
 		next, taken := take.Apply(level, now)
 		level = next
 		if !taken.OK {
@@ -260,7 +261,7 @@ func deploy(random *rand.Rand, rates []shaper.BucketRate) (slots []sharedSlot) {
 			at := new(big.Rat).Sub(empty, new(big.Rat).Mul(unitOf(r), new(big.Rat).SetInt64(max(0, r.Burst-cost))))
 			at = later(at, new(big.Rat).SetInt64(now))
 			empty = new(big.Rat).Add(empty, new(big.Rat).Mul(unitOf(r), new(big.Rat).SetInt64(cost)))
-			if at.Cmp(new(big.Rat).SetInt64(now+shaper.MaxAhead.Microseconds())) <= 0 {
+			if at.Cmp(new(big.Rat).SetInt64(now+shared.MaxAhead.Microseconds())) <= 0 {
 				slots = append(slots, sharedSlot{at, cost})
 			}
 		}
@@ -269,7 +270,7 @@ func deploy(random *rand.Rand, rates []shaper.BucketRate) (slots []sharedSlot) {
 }
 
 // conforms returns an error if one bucket of a rate would not have let the slots leave.
-func conforms(slots []sharedSlot, r shaper.BucketRate) error {
+func conforms(slots []sharedSlot, r shared.BucketRate) error {
 	slices.SortStableFunc(slots, func(a, b sharedSlot) int { return a.at.Cmp(b.at) })
 	empty := new(big.Rat)
 	for i, s := range slots {

@@ -24,7 +24,7 @@ func TestRequestsLeaveHoweverOftenTheRateIsChanged(t *testing.T) {
 		rates     []rate.Limit
 		processes int // each of which changes the rate
 		cost      int
-		opts      []shaper.Option
+		opts      []any
 		rtt       time.Duration
 	}{
 		{"5/s depth 99", 100 * ms, []rate.Limit{5, 6, 7, 8, 9, 10}, 1, 1, nil, 2 * ms},
@@ -35,7 +35,7 @@ func TestRequestsLeaveHoweverOftenTheRateIsChanged(t *testing.T) {
 		{"50/s burst 20 depth 99", 10 * ms, []rate.Limit{50, 100, 75}, 1, 2, nil, 2 * ms},
 		{"50/s depth 99", 10 * ms, []rate.Limit{50, 100, 75}, 3, 1, nil, 2 * ms},
 		{"5/s depth 99", 100 * ms, []rate.Limit{5, 10}, 3, 1, nil, 20 * ms},
-		{"5/s depth 99", 100 * ms, []rate.Limit{5, 10}, 1, 1, []shaper.Option{shaper.WithFairQueue(nil)}, 2 * ms},
+		{"5/s depth 99", 100 * ms, []rate.Limit{5, 10}, 1, 1, []any{shaper.WithFairQueue(nil)}, 2 * ms},
 	} {
 		t.Run(fmt.Sprintf("%s, %v each %v, %d processes, cost %d, %v", c.limits, c.rates, c.every, c.processes, c.cost, c.rtt), func(t *testing.T) {
 			t.Parallel()

@@ -20,6 +20,7 @@ import (
 	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // faultOf is what becomes of calls while a Memory can't be asked.
@@ -38,7 +39,7 @@ func TestOutageKeepsTheLineAndRefusesNewcomers(t *testing.T) {
 			p.Fail(faultOf(fault))
 			p.at(3 * time.Second)
 			st := p.all[0].Stats()
-			require.Equal(t, shaper.BucketDown, st.Bucket.State)
+			require.Equal(t, shared.StateDown, st.Bucket.State)
 			require.Error(t, st.Bucket.Err)
 			require.Positive(t, st.Waiting)
 			err := p.all[0].Wait(context.Background())
@@ -51,7 +52,7 @@ func TestOutageKeepsTheLineAndRefusesNewcomers(t *testing.T) {
 			require.Zero(t, during)
 			p.Fail(nil)
 			p.at(3*time.Second + 3*time.Second) // The longest backoff is 2 s, and a quarter more.
-			require.Equal(t, shaper.BucketShared, p.all[0].Stats().Bucket.State)
+			require.Equal(t, shared.StateShared, p.all[0].Stats().Bucket.State)
 			p.at(7 * time.Second)
 			_, after := p.between(6*time.Second, 7*time.Second)
 			require.Equal(t, 100, after)
@@ -68,16 +69,16 @@ func TestThreeFailuresInARowBeginTheOutage(t *testing.T) {
 		s := p.all[0]
 		for range 2 {
 			require.ErrorIs(t, s.Wait(p.t.Context()), shaper.ErrUnavailable)
-			require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+			require.Equal(t, shared.StateShared, s.Stats().Bucket.State)
 		}
 		p.Fail(nil)
 		require.NoError(t, s.Wait(p.t.Context()))
 		p.Fail(faultOf(buckettest.FailBefore))
 		for range 3 {
-			require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+			require.Equal(t, shared.StateShared, s.Stats().Bucket.State)
 			require.ErrorIs(t, s.Wait(p.t.Context()), shaper.ErrUnavailable)
 		}
-		require.Equal(t, shaper.BucketDown, s.Stats().Bucket.State)
+		require.Equal(t, shared.StateDown, s.Stats().Bucket.State)
 		require.Equal(t, uint64(5), s.Stats().Unavailable)
 		require.Equal(t, uint64(5), s.Stats().Refused)
 		require.Equal(t, time.Now(), s.Stats().LastRefusal)
@@ -149,7 +150,7 @@ func TestLocalFallbackStaysWithinTheRate(t *testing.T) {
 			p.at(time.Second)
 			p.Fail(faultOf(buckettest.FailBefore))
 			p.at(3 * time.Second)
-			require.Equal(t, shaper.BucketLocal, p.all[0].Stats().Bucket.State, limits)
+			require.Equal(t, shared.StateLocal, p.all[0].Stats().Bucket.State, limits)
 			p.at(6 * time.Second)
 			each, all := p.between(4*time.Second, 6*time.Second)
 			whole := 2 * float64(p.limits.Rate)
@@ -159,7 +160,7 @@ func TestLocalFallbackStaysWithinTheRate(t *testing.T) {
 			}
 			p.Fail(nil)
 			p.at(9 * time.Second)
-			require.Equal(t, shaper.BucketShared, p.all[0].Stats().Bucket.State)
+			require.Equal(t, shared.StateShared, p.all[0].Stats().Bucket.State)
 			_, all = p.between(9*time.Second-500*ms, 9*time.Second)
 			require.InDelta(t, float64(p.limits.Rate)/2, all, 2, limits)
 			stop()
@@ -169,7 +170,7 @@ func TestLocalFallbackStaysWithinTheRate(t *testing.T) {
 			// Those that are cut off for longer have their part beside the whole rate of the others.
 			apart := model.Extra{From: 6 * time.Second, To: 8500 * ms, Cost: int64(float64(p.limits.Rate) * 2.5 * 3 / 4)}
 			p.check(apart)
-		}, shaper.WithFallback(shaper.FallbackLocal(4)))
+		}, shared.Options{Fallback: shared.FallbackLocal(4)})
 	}
 }
 
@@ -189,8 +190,8 @@ func TestTheSmallestPartOfALocalFallbackIsALimit(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := buckettest.NewMemory()
 			m.Fail(faultOf(buckettest.FailBefore))
-			s := sharedShaper(t, m, c.limits, shaper.WithFallback(shaper.FallbackLocal(c.instances)))
-			for s.Stats().Bucket.State != shaper.BucketLocal {
+			s := sharedShaper(t, m, c.limits, shared.Options{Fallback: shared.FallbackLocal(c.instances)})
+			for s.Stats().Bucket.State != shared.StateLocal {
 				require.False(t, s.Allow())
 			}
 			time.Sleep(2 * year)
@@ -207,14 +208,14 @@ func TestTheSmallestPartOfALocalFallbackIsALimit(t *testing.T) {
 // A fallback begins D after the last slot, with no room for a burst. What it waits for is no level that
 // the process has made: otherwise each short outage would hold up all processes for D.
 func TestAShortOutageRaisesNoLevel(t *testing.T) {
-	for _, f := range []shaper.Fallback{shaper.FallbackOpen, shaper.FallbackLocal(2)} {
+	for _, f := range []shared.Fallback{shared.FallbackOpen, shared.FallbackLocal(2)} {
 		share(t, 2, "100/s burst 20 depth 99 slack 3s", 2*ms, func(p *processes) {
 			stop := p.saturate(40)
 			defer stop()
 			p.at(time.Second)
 			p.Fail(faultOf(buckettest.FailBefore))
 			p.at(2 * time.Second)
-			require.NotEqual(t, shaper.BucketShared, p.all[0].Stats().Bucket.State)
+			require.NotEqual(t, shared.StateShared, p.all[0].Stats().Bucket.State)
 			require.NoError(t, p.all[0].UpdateLimits(func(l shaper.Limits) shaper.Limits {
 				l.Rate = 50
 				return l
@@ -226,14 +227,14 @@ func TestAShortOutageRaisesNoLevel(t *testing.T) {
 			stop()
 			p.lateness = 3 * time.Second
 			p.check()
-		}, shaper.WithFallback(f))
+		}, shared.Options{Fallback: f})
 	}
 }
 
 // Where nobody waits the Bucket must be asked all the same, or the fallback would never end.
 func TestFallbackWithoutALineEnds(t *testing.T) {
 	for _, limits := range []string{"100/s", "100/s depth 9"} {
-		for _, f := range []shaper.Fallback{shaper.FallbackOpen, shaper.FallbackLocal(2)} {
+		for _, f := range []shared.Fallback{shared.FallbackOpen, shared.FallbackLocal(2)} {
 			share(t, 1, limits, 2*ms, func(p *processes) {
 				s := p.all[0]
 				p.Fail(faultOf(buckettest.FailBefore))
@@ -241,18 +242,18 @@ func TestFallbackWithoutALineEnds(t *testing.T) {
 					time.Sleep(50 * ms)
 					_ = p.wait(p.t.Context(), 0, 1)
 				}
-				require.Contains(t, []shaper.BucketState{shaper.BucketOpen, shaper.BucketLocal}, s.Stats().Bucket.State)
+				require.Contains(t, []shared.State{shared.StateOpen, shared.StateLocal}, s.Stats().Bucket.State)
 				require.Greater(t, s.Stats().Departed, uint64(30))
 				p.Fail(nil)
 				for range 60 {
 					time.Sleep(50 * ms)
 					_ = p.wait(p.t.Context(), 0, 1)
 				}
-				require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State, limits)
+				require.Equal(t, shared.StateShared, s.Stats().Bucket.State, limits)
 				synctest.Wait()
 				require.Zero(t, s.Stats().Bucket.Held, "what the probe has taken is given back")
 				p.check()
-			}, shaper.WithFallback(f))
+			}, shared.Options{Fallback: f})
 		}
 	}
 }
@@ -262,9 +263,9 @@ type sharded struct{ *buckettest.Memory }
 
 func (b sharded) Shard(key string) string { return key[:4] }
 
-func (b sharded) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+func (b sharded) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
 	if strings.HasPrefix(t.Key, "down") {
-		return shaper.Taken{}, errors.New("connection refused")
+		return shared.Taken{}, errors.New("connection refused")
 	}
 	return b.Memory.Take(ctx, t)
 }
@@ -274,9 +275,9 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 		m := sharded{buckettest.NewMemory()}
 		m.SetDelay(ms, ms)
 		var mu sync.Mutex
-		var events []shaper.BucketEvent
+		var events []shared.Event
 		g := sharedGroup(t, m, shaper.Limits{Rate: 100, Depth: 9},
-			shaper.WithTrace(&shaper.Trace{Bucket: func(_ context.Context, e shaper.BucketEvent) {
+			shaper.WithTrace(&shaper.Trace{Bucket: func(_ context.Context, e shared.Event) {
 				mu.Lock()
 				defer mu.Unlock()
 				events = append(events, e)
@@ -289,7 +290,7 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 			require.NoError(t, g.Wait(t.Context(), "up 1"))
 		}
 		st := g.Stats()
-		require.Equal(t, shaper.BucketDown, st.Bucket.State)
+		require.Equal(t, shared.StateDown, st.Bucket.State)
 		require.EqualError(t, st.Bucket.Err, "connection refused")
 		require.Equal(t, uint64(1), st.Unavailable)
 		require.Equal(t, uint64(1), st.Refused)
@@ -307,7 +308,7 @@ type lockedRow struct {
 	calls  atomic.Int32 // of that key
 }
 
-func (b *lockedRow) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+func (b *lockedRow) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
 	if t.Key != b.key {
 		return b.Memory.Take(ctx, t)
 	}
@@ -315,18 +316,18 @@ func (b *lockedRow) Take(ctx context.Context, t shaper.Take) (shaper.Taken, erro
 		return b.Memory.Take(ctx, t)
 	}
 	<-ctx.Done()
-	return shaper.Taken{}, ctx.Err()
+	return shared.Taken{}, ctx.Err()
 }
 
 // Of four processes one is cut off from the Bucket. It leaves by its fallback, beside the whole rate of
 // the others.
 func TestAProcessThatIsCutOffHasNoMoreThanItsPart(t *testing.T) {
-	for fallback, part := range map[shaper.Fallback]int{shaper.FallbackClosed: 0, shaper.FallbackLocal(4): 100, shaper.FallbackOpen: 400} {
+	for fallback, part := range map[shared.Fallback]int{shared.FallbackClosed: 0, shared.FallbackLocal(4): 100, shared.FallbackOpen: 400} {
 		share(t, 0, "400/s depth 99", 2*ms, func(p *processes) {
 			cut := &lockedRow{Memory: p.Memory, key: "k"}
-			p.add(cut, shaper.WithFallback(fallback))
+			p.add(cut, shared.Options{Fallback: fallback})
 			for range 3 {
-				p.add(p.Memory, shaper.WithFallback(fallback))
+				p.add(p.Memory, shared.Options{Fallback: fallback})
 			}
 			stop := p.saturate(16)
 			defer stop()
@@ -338,7 +339,7 @@ func TestAProcessThatIsCutOffHasNoMoreThanItsPart(t *testing.T) {
 			require.InDelta(t, 2*400, all-each[0], 4, "%v", each)
 			cut.locked.Store(false)
 			p.at(12 * time.Second)
-			require.Equal(t, shaper.BucketShared, p.all[0].Stats().Bucket.State)
+			require.Equal(t, shared.StateShared, p.all[0].Stats().Bucket.State)
 			each, all = p.between(10*time.Second, 12*time.Second)
 			require.InDelta(t, 2*400, all, 4, "%v", each)
 			require.InDelta(t, 2*100, each[0], 20, "%v", each)
@@ -361,10 +362,10 @@ func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
 			m.SetDelay(ms, ms)
 			m.locked.Store(true)
 			var mu sync.Mutex
-			var events []shaper.BucketEvent
+			var events []shared.Event
 			start := time.Now()
-			g := sharedGroup(t, m, shaper.Limits{Rate: 100, Depth: 9}, shaper.WithPatience(10*time.Second),
-				shaper.WithTrace(&shaper.Trace{Bucket: func(_ context.Context, e shaper.BucketEvent) {
+			g := sharedGroup(t, m, shaper.Limits{Rate: 100, Depth: 9}, shared.Options{Patience: 10 * time.Second},
+				shaper.WithTrace(&shaper.Trace{Bucket: func(_ context.Context, e shared.Event) {
 					mu.Lock()
 					defer mu.Unlock()
 					events = append(events, e)
@@ -387,9 +388,9 @@ func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
 			require.Equal(t, began+10*time.Second, time.Since(start))
 			require.LessOrEqual(t, m.calls.Load(), int32(3+14), "from 50 ms on the pauses double, up to 2 s")
 			st, _ := g.StatsOf("locked")
-			require.Equal(t, shaper.BucketDown, st.Bucket.State)
+			require.Equal(t, shared.StateDown, st.Bucket.State)
 			require.Error(t, st.Bucket.Err)
-			require.Equal(t, shaper.BucketShared, g.Stats().Bucket.State)
+			require.Equal(t, shared.StateShared, g.Stats().Bucket.State)
 			err := g.Wait(t.Context(), "locked")
 			require.ErrorIs(t, err, shaper.ErrUnavailable, "it is not asked for a newcomer before the next probe")
 			require.Equal(t, began+10*time.Second, time.Since(start))
@@ -399,7 +400,7 @@ func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
 				time.Sleep(refusal(t, err).RetryAfter)
 				require.NoError(t, g.Wait(t.Context(), "locked"))
 				st, _ = g.StatsOf("locked")
-				require.Equal(t, shaper.BucketShared, st.Bucket.State)
+				require.Equal(t, shared.StateShared, st.Bucket.State)
 			} else { // The key is forgotten, and its outage with it.
 				time.Sleep(time.Minute)
 				_, ok := g.StatsOf("locked")
@@ -408,7 +409,7 @@ func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
 			close(stop)
 			others.Wait()
 			synctest.Wait()
-			require.Equal(t, []shaper.BucketState{shaper.BucketDown, shaper.BucketShared}, []shaper.BucketState{events[0].State, events[1].State})
+			require.Equal(t, []shared.State{shared.StateDown, shared.StateShared}, []shared.State{events[0].State, events[1].State})
 			require.Len(t, events, 2)
 			require.Equal(t, start.Add(began), events[0].At)
 		})
@@ -420,10 +421,10 @@ func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
 func TestBucketEventsAreToldInOrder(t *testing.T) {
 	share(t, 0, "1000/s", 0, func(p *processes) {
 		var mu sync.Mutex
-		var states []shaper.BucketState
+		var states []shared.State
 		var s *shaper.Shaper
-		s, err := shaper.New(p.limits, shaper.WithBucket(p.Memory, "k"), shaper.WithTrace(&shaper.Trace{
-			Bucket: func(_ context.Context, e shaper.BucketEvent) {
+		s, err := shaper.New(p.limits, shaper.WithBucket(p.Memory, "k", shared.Options{}), shaper.WithTrace(&shaper.Trace{
+			Bucket: func(_ context.Context, e shared.Event) {
 				mu.Lock()
 				states = append(states, e.State)
 				n := len(states)
@@ -448,7 +449,7 @@ func TestBucketEventsAreToldInOrder(t *testing.T) {
 		defer mu.Unlock()
 		require.Len(t, states, 20)
 		for i, state := range states {
-			require.Equal(t, []shaper.BucketState{shaper.BucketDown, shaper.BucketShared}[i%2], state)
+			require.Equal(t, []shared.State{shared.StateDown, shared.StateShared}[i%2], state)
 		}
 		require.ErrorIs(t, s.Wait(p.t.Context()), shaper.ErrClosed)
 	})
@@ -467,7 +468,7 @@ func TestCloseDoesNotWaitForTheNextProbe(t *testing.T) {
 				defer cancel()
 				go s.Wait(ctx)
 				time.Sleep(10 * time.Second)
-				require.Equal(t, shaper.BucketDown, s.Stats().Bucket.State)
+				require.Equal(t, shared.StateDown, s.Stats().Bucket.State)
 				if goes {
 					cancel()
 					synctest.Wait()
@@ -494,7 +495,7 @@ func TestAFewSlowAnswersDoNotCountAsAnOutage(t *testing.T) {
 			require.NoError(t, s.Wait(t.Context()))
 		}
 		require.Zero(t, s.Stats().Bucket.Failures)
-		require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+		require.Equal(t, shared.StateShared, s.Stats().Bucket.State)
 
 		m.SetDelay(30*time.Millisecond, 30*time.Millisecond)
 		for range 2 { // The first is in line when that is found, the second comes after that.
@@ -554,23 +555,17 @@ func TestOneSlowAnswerDoesNotLengthenTheLateness(t *testing.T) {
 // A server that is so far away that no call ends within 250 ms must be of use, too, if the program
 // says that it is.
 func TestAFarServerIsReachedWithALongerBucketTimeout(t *testing.T) {
-	for d, state := range map[time.Duration]shaper.BucketState{
-		time.Second:            shaper.BucketShared,
-		401 * time.Millisecond: shaper.BucketShared,
-		399 * time.Millisecond: shaper.BucketDown,
-		0:                      shaper.BucketDown, // without the option
+	for d, state := range map[time.Duration]shared.State{
+		time.Second:            shared.StateShared,
+		401 * time.Millisecond: shared.StateShared,
+		399 * time.Millisecond: shared.StateDown,
+		0:                      shared.StateDown, // as with 250 ms
 	} {
 		for _, depth := range []int{0, 20} {
 			synctest.Test(t, func(t *testing.T) {
 				m := buckettest.NewMemory()
 				m.SetDelay(200*time.Millisecond, 200*time.Millisecond)
-				options := []shaper.Option{shaper.WithBucket(m, "key")}
-				if d > 0 {
-					options = append(options, shaper.WithBucketTimeout(d))
-				}
-				s, err := shaper.New(shaper.Limits{Rate: 10, Depth: depth}, options...)
-				require.NoError(t, err)
-				defer s.Close()
+				s := sharedShaper(t, m, shaper.Limits{Rate: 10, Depth: depth}, shared.Options{Timeout: d})
 				failed := 0
 				for range 5 {
 					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
@@ -580,7 +575,7 @@ func TestAFarServerIsReachedWithALongerBucketTimeout(t *testing.T) {
 					cancel()
 				}
 				require.Equal(t, state, s.Stats().Bucket.State, "%v", d)
-				if state == shaper.BucketShared {
+				if state == shared.StateShared {
 					require.Zero(t, failed, "%v", d)
 				} else {
 					require.Equal(t, 5, failed, "%v", d)
@@ -596,7 +591,7 @@ func TestAnOutageIsNoticedAfterThreeBucketTimeouts(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := buckettest.NewMemory()
 			m.Fail(faultOf(buckettest.LoseRequest))
-			s := sharedShaper(t, m, shaper.Limits{Rate: 10, Depth: 20}, shaper.WithBucketTimeout(d), shaper.WithPatience(time.Second))
+			s := sharedShaper(t, m, shaper.Limits{Rate: 10, Depth: 20}, shared.Options{Timeout: d, Patience: time.Second})
 			start := time.Now()
 			require.ErrorIs(t, s.Wait(t.Context()), shaper.ErrUnavailable)
 			require.Equal(t, 3*d+time.Second, time.Since(start))

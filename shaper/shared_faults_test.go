@@ -12,6 +12,7 @@ import (
 	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // held returns the greatest that a process has had leased, L.
@@ -48,7 +49,7 @@ func timeOfHeld(p *processes) time.Duration {
 // stalls for longer than the step, or two horizons.
 func clockIsSet(step time.Duration) bucketFault {
 	f := bucketFault{name: "the clock is set by " + step.String(), breaks: func(p *processes) { p.Step(step) }, extra: heldByOthers}
-	f.gap = func(*processes) time.Duration { return min(step.Abs(), 2*shaper.MaxAhead) + 100*ms }
+	f.gap = func(*processes) time.Duration { return min(step.Abs(), 2*shared.MaxAhead) + 100*ms }
 	if step < 0 {
 		f.extra = func(p *processes) int64 { return p.pace().Slots(min(-step, 50*ms)) }
 	}
@@ -56,7 +57,7 @@ func clockIsSet(step time.Duration) bucketFault {
 }
 
 // levelIs is damage to the state, of numbers that make no sense.
-func levelIs(name string, damage func(l *shaper.BucketLevel, now int64)) bucketFault {
+func levelIs(name string, damage func(l *shared.BucketLevel, now int64)) bucketFault {
 	return bucketFault{name: "the state is " + name, extra: heldByOthers, gap: timeOfHeld, breaks: func(p *processes) {
 		l := p.Level("k")
 		damage(&l, p.Now())
@@ -74,13 +75,13 @@ func TestFaultsOfABucketAreNoLicence(t *testing.T) {
 			name: "the state is lost, with a guard", guard: 500 * ms, breaks: func(p *processes) { p.Wipe() },
 			extra: func(*processes) int64 { return 0 }, gap: func(p *processes) time.Duration { return 500*ms + timeOfHeld(p) },
 		},
-		levelIs("of 1969", func(l *shaper.BucketLevel, _ int64) { l.Empty.Micros = -l.Empty.Micros }),
-		levelIs("of the next year", func(l *shaper.BucketLevel, _ int64) {
+		levelIs("of 1969", func(l *shared.BucketLevel, _ int64) { l.Empty.Micros = -l.Empty.Micros }),
+		levelIs("of the next year", func(l *shared.BucketLevel, _ int64) {
 			const year = 365 * 24 * 3600e6
 			l.Empty.Micros, l.At = l.Empty.Micros+year, l.At+year
 		}),
-		levelIs("of 1970", func(l *shaper.BucketLevel, _ int64) { l.Empty.Micros, l.At = 1, 1 }),
-		levelIs("of half a minute ago", func(l *shaper.BucketLevel, now int64) { l.Empty.Micros = now - 30e6 }),
+		levelIs("of 1970", func(l *shared.BucketLevel, _ int64) { l.Empty.Micros, l.At = 1, 1 }),
+		levelIs("of half a minute ago", func(l *shared.BucketLevel, now int64) { l.Empty.Micros = now - 30e6 }),
 	}
 	for _, step := range []time.Duration{5 * time.Second, -5 * time.Second, 20 * ms, -20 * ms, -100 * ms, 100 * ms} {
 		faults = append(faults, clockIsSet(step))
@@ -103,8 +104,8 @@ func TestFaultsOfABucketAreNoLicence(t *testing.T) {
 					require.LessOrEqual(t, gap, f.gap(p), why)
 					_, all := p.between(5*time.Second, 10*time.Second)
 					require.InDelta(t, 5*float64(p.limits.Rate), all, 0.01*5*float64(p.limits.Rate)+2, why)
-					p.check(model.Extra{From: 2 * time.Second, To: 2*time.Second + 2*shaper.MaxAhead, Cost: f.extra(p), Why: why})
-				}, shaper.WithColdGuard(f.guard))
+					p.check(model.Extra{From: 2 * time.Second, To: 2*time.Second + 2*shared.MaxAhead, Cost: f.extra(p), Why: why})
+				}, shared.Options{ColdGuard: f.guard})
 			}
 		}
 	}
@@ -252,7 +253,7 @@ func TestSlackBelowTheRoundTripIsToldClearly(t *testing.T) {
 		require.NoError(t, <-done)
 		require.NoError(t, s.Wait(context.Background()))
 		require.NoError(t, s.Stats().Bucket.Err)
-		require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+		require.Equal(t, shared.StateShared, s.Stats().Bucket.State)
 	})
 }
 
@@ -270,7 +271,7 @@ func TestProcessesWithOneBucketKeepThePromises(t *testing.T) {
 			defer stop()
 			faults := map[time.Duration]bucketFault{}
 			for range 4 {
-				p.at(time.Since(p.start) + 2*shaper.MaxAhead + time.Duration(chance.Int64N(int64(time.Second))))
+				p.at(time.Since(p.start) + 2*shared.MaxAhead + time.Duration(chance.Int64N(int64(time.Second))))
 				f := anyFault(chance)
 				faults[time.Since(p.start)] = f
 				f.breaks(p)
@@ -281,7 +282,7 @@ func TestProcessesWithOneBucketKeepThePromises(t *testing.T) {
 			var extras []model.Extra
 			for at, f := range faults {
 				if f.extra != nil {
-					extras = append(extras, model.Extra{From: at, To: at + 2*shaper.MaxAhead, Cost: f.extra(p), Why: f.name})
+					extras = append(extras, model.Extra{From: at, To: at + 2*shared.MaxAhead, Cost: f.extra(p), Why: f.name})
 				}
 			}
 			p.check(extras...)

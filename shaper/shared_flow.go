@@ -6,9 +6,10 @@ import (
 
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/internal/lease"
+	"example.com/leakybucket/shaper/shared"
 )
 
-// A sharedFlow is a flow whose level is in a [Bucket]: its lease, the pump and the meter that ask
+// A sharedFlow is a flow whose level is in a [shared.Bucket]: its lease, the pump and the meter that ask
 // for more, and its circuit breaker. The lock of the dispatcher
 // guards it.
 type sharedFlow struct {
@@ -164,7 +165,7 @@ func (sf *sharedFlow) change(to *plan) {
 }
 
 // adoptLocked puts the rate in force that another process has set.
-func (sf *sharedFlow) adoptLocked(r BucketRate) {
+func (sf *sharedFlow) adoptLocked(r shared.BucketRate) {
 	if sf.Off {
 		return
 	}
@@ -175,7 +176,7 @@ func (sf *sharedFlow) adoptLocked(r BucketRate) {
 
 // adoptLimitsLocked makes the [Limits] those that were given, with the rate of another
 // process.
-func (sf *sharedFlow) adoptLimitsLocked(r BucketRate) {
+func (sf *sharedFlow) adoptLimitsLocked(r shared.BucketRate) {
 	p := *sf.was
 	p.limits.Rate, p.limits.Burst, p.burst = lease.PerSecond(r), int(r.Burst), r.Burst
 	sf.adopted = &p
@@ -250,25 +251,25 @@ func (sf *sharedFlow) checkFallbackLocked(now int64) {
 }
 
 // levelAsHighLocked returns when the level that has been made in the fallback would reach 0 on the
-// [Bucket]'s clock; the zero [Instant] if none has left in it, or nothing is known of that clock.
-func (sf *sharedFlow) levelAsHighLocked(now int64) Instant {
+// [shared.Bucket]'s clock; the zero [shared.Instant] if none has left in it, or nothing is known of that clock.
+func (sf *sharedFlow) levelAsHighLocked(now int64) shared.Instant {
 	raised := sf.raisedLocked(now)
 	if raised == 0 || !sf.Clock.Known() {
-		return Instant{}
+		return shared.Instant{}
 	}
 	return lease.InstantOf(exact.Sum(sf.Clock.Latest(now), sf.Interval.Times(raised).Ceil()))
 }
 
 // raisedLocked returns the part of the level that has been made by requests which have left in the
 // fallback, rounded up to whole units: all of it, but for what the fallback began with. That keeps
-// requests until the slots of others have passed, and is no level of the [Bucket].
+// requests until the slots of others have passed, and is no level of the [shared.Bucket].
 func (sf *sharedFlow) raisedLocked(now int64) int64 {
 	b := &sf.f.bucket
 	units := min(b.level(now), b.interval.Units(b.interval.Minus(b.empty, sf.fellWith)))
 	return int64(math.Ceil(max(0, units)))
 }
 
-// Without a [Bucket], as many requests as an idle bucket has room for leave at once, and only
+// Without a [shared.Bucket], as many requests as an idle bucket has room for leave at once, and only
 // those behind them take places in line. While a Bucket is asked they all wait, for as long as
 // it takes to answer. So the requests that the room of a shared level covers take no place
 // either, and as much as the level has room for is leased at once.
@@ -311,7 +312,7 @@ func (sf *sharedFlow) enters(now, n int64) {
 	}
 }
 
-// decide decides upon a request by the lease. If there is none for it, and it must not wait, the [Bucket]
+// decide decides upon a request by the lease. If there is none for it, and it must not wait, the [shared.Bucket]
 // is to be asked.
 func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer levelAnswer, why rejection) {
 	f, d := sf.f, sf.d
@@ -361,12 +362,12 @@ func (sf *sharedFlow) forecast(now, n int64) (why rejection) {
 // refusesAll reports whether newcomers are refused in an outage.
 func (sf *sharedFlow) refusesAll(now int64) bool { return sf.isUnavailableLocked(now) }
 
-// tooCostlyLocked is plan.tooCostly, at the rate of the [Bucket].
+// tooCostlyLocked is plan.tooCostly, at the rate of the [shared.Bucket].
 func (sf *sharedFlow) tooCostlyLocked(n int64) bool {
 	return sf.was.limits.Depth == 0 && n > sf.Burst || sf.Interval.Times(n).Exceeds(horizon)
 }
 
-// isUnavailableLocked reports whether newcomers are refused because the [Bucket] can't be asked.
+// isUnavailableLocked reports whether newcomers are refused because the [shared.Bucket] can't be asked.
 // When it is time to ask it again, one request may try.
 func (sf *sharedFlow) isUnavailableLocked(now int64) bool {
 	if sf.Off || !sf.breaker.Open || sf.fallback {
@@ -376,7 +377,7 @@ func (sf *sharedFlow) isUnavailableLocked(now int64) bool {
 	return !ok || sf.f.waiting() > 0
 }
 
-// unavailableLocked returns why a request is refused as the [Bucket] can't be asked.
+// unavailableLocked returns why a request is refused as the [shared.Bucket] can't be asked.
 func (sf *sharedFlow) unavailableLocked(now int64) rejection {
 	why := rejection{reason: refusedUnavailable, retryAfter: time.Duration(max(sf.breaker.ProbeAt-now, int64(shortestSeatWait)))}
 	if slow, ok := sf.breaker.Err.(tooSlowError); ok {
@@ -392,7 +393,7 @@ func (sf *sharedFlow) waitedTooLong(at int64) rejection { return sf.unavailableL
 // no outage, or the request waits through it.
 func (sf *sharedFlow) patienceEndsLocked(w *waiter) int64 {
 	s := sf.all
-	if sf.Off || !sf.breaker.Open || s.fallback != FallbackClosed || s.patience == 0 {
+	if sf.Off || !sf.breaker.Open || s.fallback != shared.FallbackClosed || s.patience == 0 {
 		return exact.Forever
 	}
 	return exact.Sum(max(w.at, sf.breaker.OpenedAt), int64(s.patience))
@@ -412,8 +413,8 @@ func (sf *sharedFlow) losePatienceLocked(now int64) {
 	}
 }
 
-// stats returns the [BucketStats] of one lease.
-func (sf *sharedFlow) stats() BucketStats {
+// stats returns the [shared.Stats] of one lease.
+func (sf *sharedFlow) stats() shared.Stats {
 	st := bucketTotals(sf.Counts)
 	st.State, st.Err = sf.all.stateOf(sf.breaker), sf.failed
 	if st.Err == nil && sf.breaker.Open { // Another key has found the outage.

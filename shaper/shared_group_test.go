@@ -15,6 +15,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func ownKey(key string) string { return key }
@@ -42,8 +43,8 @@ func TestAGroupGivesBackWhatACancelledRequestHad(t *testing.T) {
 // What a call with a new key meets is told before the key has a bucket: in an outage that it would
 // be refused, or leave by the fallback.
 func TestAForecastForANewKeyKnowsOfTheOutage(t *testing.T) {
-	for fallback, state := range map[shaper.Fallback]shaper.BucketState{
-		shaper.FallbackClosed: shaper.BucketDown, shaper.FallbackOpen: shaper.BucketOpen, shaper.FallbackLocal(2): shaper.BucketLocal,
+	for fallback, state := range map[shared.Fallback]shared.State{
+		shared.FallbackClosed: shared.StateDown, shared.FallbackOpen: shared.StateOpen, shared.FallbackLocal(2): shared.StateLocal,
 	} {
 		for _, limits := range []string{"10/s depth 9", "10/s burst 4", "10/s depth 9 inflight 2"} {
 			synctest.Test(t, func(t *testing.T) {
@@ -51,9 +52,9 @@ func TestAForecastForANewKeyKnowsOfTheOutage(t *testing.T) {
 				require.NoError(t, err)
 				m := buckettest.NewMemory()
 				m.SetDelay(ms, ms)
-				g := sharedGroup(t, m, l, shaper.WithFallback(fallback))
-				stats := func(key string) shaper.BucketStats { return g.Limiter(key).Stats().Bucket }
-				require.Equal(t, shaper.BucketShared, stats("new").State)
+				g := sharedGroup(t, m, l, shared.Options{Fallback: fallback})
+				stats := func(key string) shared.Stats { return g.Limiter(key).Stats().Bucket }
+				require.Equal(t, shared.StateShared, stats("new").State)
 				m.Fail(faultOf(buckettest.FailBefore))
 				if l.Depth > 0 {
 					go func() { // It is in line until its patience ends, or by the fallback.
@@ -62,7 +63,7 @@ func TestAForecastForANewKeyKnowsOfTheOutage(t *testing.T) {
 						}
 					}()
 				}
-				for g.Stats().Bucket.State == shaper.BucketShared {
+				for g.Stats().Bucket.State == shared.StateShared {
 					_ = g.Allow("old")
 					time.Sleep(ms)
 				}
@@ -77,7 +78,7 @@ func TestAForecastForANewKeyKnowsOfTheOutage(t *testing.T) {
 						release()
 					}
 					switch {
-					case forecast == nil && fallback == shaper.FallbackClosed: // This one may try.
+					case forecast == nil && fallback == shared.FallbackClosed: // This one may try.
 						require.ErrorIs(t, err, shaper.ErrUnavailable)
 					case forecast == nil:
 						require.NoError(t, err)
@@ -108,7 +109,7 @@ func TestAKeyThatSharesABucketHasItsState(t *testing.T) {
 		require.NoError(t, g.Wait(t.Context(), "first"))
 		for _, key := range []string{"inf", "second", "first"} {
 			st := g.Limiter(key).Stats()
-			require.Equal(t, shaper.BucketShared, st.Bucket.State, key)
+			require.Equal(t, shared.StateShared, st.Bucket.State, key)
 			_, err := g.Forecast(key, 1)
 			require.NoError(t, err)
 		}
@@ -127,14 +128,14 @@ func TestABucketThatPanicsWhileItIsProbedCanBeAskedAgain(t *testing.T) {
 		for range 3 {
 			require.False(t, s.Allow())
 		}
-		require.Equal(t, shaper.BucketDown, s.Stats().Bucket.State)
+		require.Equal(t, shared.StateDown, s.Stats().Bucket.State)
 		time.Sleep(time.Second)
 		b.Fail(func(int, string) buckettest.Fault { panic("the client") })
 		require.Panics(t, func() { s.Allow() })
 		b.Fail(nil)
 		time.Sleep(4 * time.Second)
 		require.True(t, s.Allow())
-		require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+		require.Equal(t, shared.StateShared, s.Stats().Bucket.State)
 	})
 }
 
@@ -186,57 +187,64 @@ func TestARestoredKeySharesItsLevel(t *testing.T) {
 // The error for a mistake in an option names the option and quotes its argument.
 func TestMistakesInSharedOptionsAreNamed(t *testing.T) {
 	m := buckettest.NewMemory()
-	keyed := shaper.WithBuckets(m, func(k string) string { return k })
 	limits := shaper.Limits{Rate: 1}
+	longest := 365 * 24 * time.Hour
+	for want, o := range map[string]shared.Options{
+		"Fallback is FallbackLocal(0), must be":                                               {Fallback: shared.FallbackLocal(0)},
+		"Fallback is FallbackLocal(-":                                                         {Fallback: shared.FallbackLocal(math.MinInt)},
+		"Fallback is FallbackLocal(-7), must be":                                              {Fallback: shared.FallbackLocal(-7)},
+		"RateVersion is -3, must be from 1 to 2⁵³, or 0 for the time":                         {RateVersion: -3},
+		"RateVersion is 9007199254740993, must be":                                            {RateVersion: 1<<53 + 1},
+		"Timeout is -1ns, must be from 1ms to 10s, or 0 for 250ms":                            {Timeout: -1},
+		"Timeout is 999.999µs, must be":                                                       {Timeout: time.Millisecond - 1},
+		"Timeout is 10.000000001s, must be":                                                   {Timeout: 10*time.Second + 1},
+		"ColdGuard is -1s, must be":                                                           {ColdGuard: -time.Second},
+		"ColdGuard is 1m0.000000001s, must be":                                                {ColdGuard: time.Minute + 1},
+		"Patience is 8760h0m0.000000001s, must be at most 365 days, or negative for no bound": {Patience: longest + 1},
+	} {
+		_, err := shaper.New(limits, shaper.WithBucket(m, "k", o))
+		require.ErrorContains(t, err, "shaper: New: Options."+want)
+		_, err = shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }, shaper.WithBuckets(m, ownKey, o))
+		require.ErrorContains(t, err, "shaper: NewGroup: Options."+want)
+	}
 	for want, opts := range map[string][]shaper.Option{
-		"the Bucket is nil":                            {shaper.WithBucket(nil, "k")},
-		"the key of WithBucket is empty":               {shaper.WithBucket(m, "")},
-		"WithFallback is FallbackLocal(0), must be":    {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(0))},
-		"WithFallback is FallbackLocal(-":              {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(math.MinInt))},
-		"WithFallback is FallbackLocal(-7), must be":   {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(-7))},
-		"WithRateVersion is 0, must be":                {shaper.WithBucket(m, "k"), shaper.WithRateVersion(0)},
-		"WithRateVersion is -3, must be":               {shaper.WithBucket(m, "k"), shaper.WithRateVersion(-3)},
-		"WithRateVersion is 9007199254740993, must be": {shaper.WithBucket(m, "k"), shaper.WithRateVersion(1<<53 + 1)},
-		"WithBucketTimeout is 0s, must be":             {shaper.WithBucket(m, "k"), shaper.WithBucketTimeout(0)},
-		"WithBucketTimeout is 10.000000001s, must be":  {shaper.WithBucket(m, "k"), shaper.WithBucketTimeout(10*time.Second + 1)},
-		"WithColdGuard is -1s, must be":                {shaper.WithBucket(m, "k"), shaper.WithColdGuard(-time.Second)},
-		"WithColdGuard is 1m0.000000001s, must be":     {shaper.WithBucket(m, "k"), shaper.WithColdGuard(time.Minute + 1)},
-		"WithDryRun can't be combined with a Bucket":   {shaper.WithBucket(m, "k"), shaper.WithDryRun()},
-		"WithPatience is -1h0m0s, must be from 0 to":   {shaper.WithBucket(m, "k"), shaper.WithPatience(-time.Hour)},
-		"WithPatience is -1ns, must be from 0 to":      {shaper.WithPatience(-1)}, // without a Bucket, too
-		"WithPatience is 8760h0m0.000000001s, must be": {shaper.WithPatience(365*24*time.Hour + 1)},
+		"the Bucket is nil":                          {shaper.WithBucket(nil, "k", shared.Options{})},
+		"the key of WithBucket is empty":             {shaper.WithBucket(m, "", shared.Options{})},
+		"WithDryRun can't be combined with a Bucket": {shaper.WithBucket(m, "k", shared.Options{}), shaper.WithDryRun()},
 	} {
 		_, err := shaper.New(limits, opts...)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "shaper: New: ")
 	}
 	limitsOf := func(string) (shaper.Limits, error) { return limits, nil }
-	_, err := shaper.NewGroup(limitsOf, shaper.WithBuckets(m, func(k int) string { return "" }))
+	_, err := shaper.NewGroup(limitsOf, shaper.WithBuckets(m, func(k int) string { return "" }, shared.Options{}))
 	require.ErrorContains(t, err, "WithBuckets has a func(int) string, must have a func(string) string")
-	_, err = shaper.NewGroup(limitsOf, shaper.WithBucket(m, "k"))
+	_, err = shaper.NewGroup(limitsOf, shaper.WithBucket(m, "k", shared.Options{}))
 	require.ErrorContains(t, err, "WithBucket is for a Shaper")
-	_, err = shaper.NewGroup(limitsOf, shaper.WithBuckets[string](nil, func(k string) string { return k }))
+	_, err = shaper.NewGroup(limitsOf, shaper.WithBuckets[string](nil, func(k string) string { return k }, shared.Options{}))
 	require.ErrorContains(t, err, "the Bucket is nil")
-	_, err = shaper.NewGroup(limitsOf, shaper.WithBuckets[string](m, nil))
+	_, err = shaper.NewGroup(limitsOf, shaper.WithBuckets[string](m, nil, shared.Options{}))
 	require.ErrorContains(t, err, "WithBuckets")
-	_, err = shaper.NewGroup(limitsOf, keyed, shaper.WithFallback(shaper.FallbackLocal(-1)))
-	require.ErrorContains(t, err, "shaper: NewGroup: WithFallback is FallbackLocal(-1)")
-	_, err = shaper.NewGroup(limitsOf, shaper.WithPatience(-1))
-	require.EqualError(t, err, "shaper: NewGroup: WithPatience is -1ns, must be from 0 to 365 days")
-	for _, d := range []time.Duration{0, 1, 365 * 24 * time.Hour} {
-		s, err := shaper.New(limits, shaper.WithPatience(d))
-		require.NoError(t, err, "without a Bucket it changes nothing")
+	for _, o := range []shared.Options{
+		{},
+		{Patience: -1}, {Patience: math.MinInt64}, {Patience: 1}, {Patience: longest},
+		{Timeout: time.Millisecond}, {Timeout: 10 * time.Second},
+		{ColdGuard: time.Minute},
+		{RateVersion: 1}, {RateVersion: 1 << 53},
+	} {
+		s, err := shaper.New(limits, shaper.WithBucket(m, "k", o))
+		require.NoError(t, err, "%+v", o)
 		require.NoError(t, s.Close())
-		g, err := shaper.NewGroup(limitsOf, nil, keyed, nil, shaper.WithPatience(d))
+		g, err := shaper.NewGroup(limitsOf, nil, shaper.WithBuckets(m, ownKey, o), nil)
 		require.NoError(t, err, "a nil option is none")
 		require.NoError(t, g.Close())
 	}
 }
 
-// A Fallback is the argument of WithFallback. If it was an option itself, a call that lacks
-// WithFallback would compile, and open the limit in an outage.
+// If a Fallback was an option itself, a call that has it outside of the Options would compile, and open the
+// limit in an outage.
 func TestAFallbackIsNoOption(t *testing.T) {
-	for _, f := range []any{shaper.FallbackClosed, shaper.FallbackOpen, shaper.FallbackLocal(2)} {
+	for _, f := range []any{shared.FallbackClosed, shared.FallbackOpen, shared.FallbackLocal(2)} {
 		_, isOption := f.(shaper.Option)
 		require.False(t, isOption, "%T", f)
 		_, isGroupOption := f.(shaper.GroupOption)
@@ -254,7 +262,7 @@ func TestKeyFunctionThatBreaksItsContract(t *testing.T) {
 				panic("no key")
 			}
 			return k
-		}))
+		}, shared.Options{}))
 	require.NoError(t, err)
 	err = g.Wait(t.Context(), "")
 	require.ErrorContains(t, err, "the key function of WithBuckets has returned an empty key")

@@ -9,46 +9,45 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper/internal/lease"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // sharedLevels has the state that all shared flows of a dispatcher have in common. The lock of the
 // dispatcher guards the fields that change.
 type sharedLevels struct {
 	d         *dispatcher
-	bucket    Bucket
+	bucket    shared.Bucket
 	backendOf func(key string) string // of the Bucket, if it has several servers; else nil
-	fallback  Fallback
+	fallback  shared.Fallback
 	guard     time.Duration
 	timeout   time.Duration // of a call
 	patience  time.Duration // 0: without end
 
 	version      int64 // of the rates that are put in force now
-	ownVersions  bool  // WithRateVersion has set the first one
+	ownVersions  bool  // Options.RateVersion has set the first one
 	rates        lease.Rates
 	flows        map[*flow]*sharedFlow
 	breakers     map[string]*lease.Breaker
-	pumps        int           // that run
-	idle         chan struct{} // closed when the last pump ends; made by the call that waits for its end
-	counts       lease.Counts  // of all leases, also of those that are gone
-	events       []BucketEvent // for which the hook is to run, in their order
-	runningHooks bool          // a goroutine runs the hook for them
+	pumps        int            // that run
+	idle         chan struct{}  // closed when the last pump ends; made by the call that waits for its end
+	counts       lease.Counts   // of all leases, also of those that are gone
+	events       []shared.Event // for which the hook is to run, in their order
+	runningHooks bool           // a goroutine runs the hook for them
 }
 
-// defaultTimeout bounds a call of the [Bucket]; see [WithBucketTimeout]. Within it an answer is
+// defaultTimeout bounds a call of the [shared.Bucket]; see [shared.Options.Timeout]. Within it an answer is
 // still of use, as slots are leased ahead; and so long does a call at most delay the fallback.
 const defaultTimeout = 250 * time.Millisecond
 
-// newLevels returns the levels of a dispatcher; nil without a [Bucket].
+// newLevels returns the levels of a dispatcher; nil without a [shared.Bucket].
 func (o sharedOptions) newLevels(d *dispatcher) levels {
 	if !o.asked {
 		return nil
 	}
 	s := &sharedLevels{
-		d: d, bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), timeout: cmp.Or(o.timeout, defaultTimeout), patience: o.patience, version: o.version, ownVersions: o.version > 0,
+		d: d, bucket: o.bucket, fallback: o.Fallback, guard: o.ColdGuard.Truncate(time.Microsecond), timeout: cmp.Or(o.Timeout, defaultTimeout),
+		patience: max(0, cmp.Or(o.Patience, shared.DefaultPatience)), version: o.RateVersion, ownVersions: o.RateVersion > 0,
 		flows: make(map[*flow]*sharedFlow), breakers: make(map[string]*lease.Breaker),
-	}
-	if !o.patient {
-		s.patience = DefaultPatience
 	}
 	if sharded, ok := o.bucket.(interface{ Shard(key string) string }); ok {
 		s.backendOf = sharded.Shard
@@ -59,12 +58,12 @@ func (o sharedOptions) newLevels(d *dispatcher) levels {
 	return s
 }
 
-// maxVersion is the greatest version of a rate. No [Bucket] takes a greater one.
+// maxVersion is the greatest version of a rate. No [shared.Bucket] takes a greater one.
 const maxVersion = 1 << 53
 
-// rateOf returns the [BucketRate] of a plan with a version, or with the greatest one if that is
+// rateOf returns the [shared.BucketRate] of a plan with a version, or with the greatest one if that is
 // greater.
-func (s *sharedLevels) rateOf(p *plan, version int64) BucketRate {
+func (s *sharedLevels) rateOf(p *plan, version int64) shared.BucketRate {
 	r := s.rates.Of(p.limits.Rate, p.burst)
 	r.Version = min(version, maxVersion)
 	return r
@@ -103,7 +102,7 @@ func (s *sharedLevels) drop(f *flow) {
 	f.setRemote(nil)
 }
 
-// keyOf returns a key with the name of its backend. It calls the [Bucket], so the
+// keyOf returns a key with the name of its backend. It calls the [shared.Bucket], so the
 // lock is not held.
 func (s *sharedLevels) keyOf(key string) levelKey {
 	k := levelKey{key: key}
@@ -170,7 +169,7 @@ func (s *sharedLevels) announceLocked(b *lease.Breaker, now int64) {
 	if d.trace.Bucket == nil {
 		return
 	}
-	ev := BucketEvent{Name: d.name, Shard: b.Name, State: s.stateOf(b), At: d.timeOf(now), Err: b.Err}
+	ev := shared.Event{Name: d.name, Shard: b.Name, State: s.stateOf(b), At: d.timeOf(now), Err: b.Err}
 	s.events = append(s.events, ev)
 	if !s.runningHooks {
 		s.runningHooks = true
@@ -196,16 +195,16 @@ func (s *sharedLevels) runHooks() {
 }
 
 // stateOf returns the state of the keys of a backend.
-func (s *sharedLevels) stateOf(b *lease.Breaker) BucketState {
+func (s *sharedLevels) stateOf(b *lease.Breaker) shared.State {
 	switch {
 	case !b.Open:
-		return BucketShared
-	case s.fallback == FallbackClosed:
-		return BucketDown
-	case s.fallback == FallbackOpen:
-		return BucketOpen
+		return shared.StateShared
+	case s.fallback == shared.FallbackClosed:
+		return shared.StateDown
+	case s.fallback == shared.FallbackOpen:
+		return shared.StateOpen
 	default:
-		return BucketLocal
+		return shared.StateLocal
 	}
 }
 
@@ -253,27 +252,16 @@ func (s *sharedLevels) close() {
 	}
 }
 
-// A BucketEvent reports that a [Bucket] can't be asked any more, or can be again: for all keys of
-// one of its servers, or for a single key that fails while others are answered. A [Group] that
-// forgets such a key reports that it can be asked for again.
-type BucketEvent struct {
-	Name  string      // the name of the Shaper or Group
-	Shard string      // which of the Bucket's servers, if it tells; see [Bucket]
-	State BucketState // from now on
-	At    time.Time
-	Err   error // the failure; nil if it can be asked again
+// bucketTotals returns the totals of [shared.Stats].
+func bucketTotals(c lease.Counts) shared.Stats {
+	return shared.Stats{RoundTrips: c.RoundTrips, Failures: c.Failures, Leased: c.Leased, Dropped: c.Dropped, GivenBack: c.GivenBack}
 }
 
-// bucketTotals returns the totals of [BucketStats].
-func bucketTotals(c lease.Counts) BucketStats {
-	return BucketStats{RoundTrips: c.RoundTrips, Failures: c.Failures, Leased: c.Leased, Dropped: c.Dropped, GivenBack: c.GivenBack}
-}
-
-// stats returns the [BucketStats] of all keys together. State and Err describe a
+// stats returns the [shared.Stats] of all keys together. State and Err describe a
 // backend that can't be asked, if there is one.
-func (s *sharedLevels) stats() BucketStats {
+func (s *sharedLevels) stats() shared.Stats {
 	st := bucketTotals(s.counts)
-	st.State = BucketShared
+	st.State = shared.StateShared
 	for _, b := range s.breakers {
 		if b.Open {
 			st.State, st.Err = s.stateOf(b), b.Err
@@ -282,17 +270,17 @@ func (s *sharedLevels) stats() BucketStats {
 	return st
 }
 
-// An answer is the result of a call of [Bucket.Take], with the instants between which it was made.
+// An answer is the result of a call of [shared.Bucket.Take], with the instants between which it was made.
 type answer struct {
-	taken          Taken
+	taken          shared.Taken
 	sent, received int64
 	err            error
 	gone           error // of the context of the request that has asked for itself
 }
 
-// call calls [Bucket.Take], and returns between which instants of the dispatcher's
+// call calls [shared.Bucket.Take], and returns between which instants of the dispatcher's
 // clock that was.
-func (s *sharedLevels) call(ctx context.Context, t Take) (a answer) {
+func (s *sharedLevels) call(ctx context.Context, t shared.Take) (a answer) {
 	a.sent = int64(time.Since(s.d.epoch))
 	a.taken, a.err = s.bucket.Take(ctx, t)
 	a.received = int64(time.Since(s.d.epoch))

@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // In an outage a request in line is refused when its patience or its bound ends, whichever comes first; at one
@@ -42,13 +43,13 @@ func TestInAnOutagePatienceAndBoundEndWaitsWhicheverComesFirst(t *testing.T) {
 			require.EqualValues(t, 4, st.Refused)
 			require.EqualValues(t, 4, st.TooLate+st.Unavailable)
 			require.Equal(t, test.why == shaper.ErrTooLate, st.TooLate == 4)
-		}, shaper.WithPatience(time.Second), shaper.WithLineTimeout(test.bound))
+		}, shared.Options{Patience: time.Second}, shaper.WithLineTimeout(test.bound))
 	}
 }
 
 // A client that comes back sooner would be refused again.
 func TestABoundInAnOutageTellsWhenTheBucketIsAskedAgain(t *testing.T) {
-	for _, patience := range []time.Duration{0, time.Hour} {
+	for _, patience := range []time.Duration{-1, time.Hour} {
 		during(t, "10/s depth 99", func(o *outage) {
 			o.beginsWith(o.t.Context(), 4)
 			o.at(9 * time.Second)
@@ -60,7 +61,7 @@ func TestABoundInAnOutageTellsWhenTheBucketIsAskedAgain(t *testing.T) {
 				require.Equal(t, shaper.ErrTooLate, refusal(t, e.err).Reason)
 				require.Equal(t, newcomer.RetryAfter, refusal(t, e.err).RetryAfter)
 			}
-		}, shaper.WithPatience(patience), shaper.WithLineTimeout(9*time.Second))
+		}, shared.Options{Patience: patience}, shaper.WithLineTimeout(9*time.Second))
 	}
 }
 
@@ -81,7 +82,7 @@ func TestABoundHoldsInAFallback(t *testing.T) {
 		}
 		require.Len(t, o.ends, 5)
 		require.Equal(t, 3, left)
-	}, shaper.WithFallback(shaper.FallbackLocal(10)), shaper.WithLineTimeout(3*time.Second))
+	}, shared.Options{Fallback: shared.FallbackLocal(10)}, shaper.WithLineTimeout(3*time.Second))
 }
 
 // Units that come when nobody is in line any more are for others.
@@ -138,7 +139,7 @@ func TestBoundsInAGroupOfSharedBuckets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
 		m.SetDelay(ms, ms)
-		g := sharedGroup(t, m, shaper.Limits{Rate: 10, Depth: 99}, shaper.WithPatience(time.Hour), shaper.WithLineTimeout(2*time.Second))
+		g := sharedGroup(t, m, shaper.Limits{Rate: 10, Depth: 99}, shared.Options{Patience: time.Hour}, shaper.WithLineTimeout(2*time.Second))
 		require.NoError(t, g.Wait(t.Context(), "a"))
 		require.NoError(t, g.Wait(t.Context(), "b"))
 		start := time.Now()

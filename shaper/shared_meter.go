@@ -7,9 +7,10 @@ import (
 	"slices"
 
 	"example.com/leakybucket/shaper/internal/lease"
+	"example.com/leakybucket/shaper/shared"
 )
 
-// A meter asks the [Bucket] for requests that may not wait, each whether it may leave now. The lock
+// A meter asks the [shared.Bucket] for requests that may not wait, each whether it may leave now. The lock
 // of the dispatcher guards it.
 //
 // There is one call of the Bucket at a time for each flow. Requests that come meanwhile wait for
@@ -22,7 +23,7 @@ type meter struct {
 	questions []*question // the others, which wait for its end
 }
 
-// ask asks the [Bucket] whether a request may leave now.
+// ask asks the [shared.Bucket] whether a request may leave now.
 func (sf *sharedFlow) ask(r *request, note func(now int64, dec decision)) (dec decision) {
 	d, m := sf.d, &sf.meter
 	d.lockFlow(sf.f)
@@ -73,7 +74,7 @@ func (m *meter) askAlone(r *request, note func(now int64, dec decision)) (dec de
 	}
 }
 
-// A question is a request of the meter that waits while the [Bucket] is asked for others. The lock
+// A question is a request of the meter that waits while the [shared.Bucket] is asked for others. The lock
 // of the dispatcher guards it until done is closed.
 type question struct {
 	*request
@@ -157,10 +158,10 @@ func (m *meter) askForAll() {
 }
 
 // questionFor returns the question for as many of a batch as the level seems to have room for, and
-// how many these are; 0 if the [Bucket] can't be asked, and all have been decided upon without it.
+// how many these are; 0 if the [shared.Bucket] can't be asked, and all have been decided upon without it.
 // refused is how many questions have been refused in a row: after a few, as other processes take
 // the room, it asks for one request.
-func (m *meter) questionFor(batch *[]*question, refused int) (t Take, n int) {
+func (m *meter) questionFor(batch *[]*question, refused int) (t shared.Take, n int) {
 	sf, d := m.sf, m.sf.d
 	now := d.lockFlow(sf.f)
 	defer d.unlockAndArm()
@@ -180,9 +181,9 @@ func (m *meter) questionFor(batch *[]*question, refused int) (t Take, n int) {
 	return sf.Question(cost), n
 }
 
-// askTogether asks the [Bucket] for the requests of a batch. Only if all of them have gone does the
+// askTogether asks the [shared.Bucket] for the requests of a batch. Only if all of them have gone does the
 // call end before its time. If the Bucket panics, it returns the value of the panic.
-func (m *meter) askTogether(batch []*question, t Take) (a answer, panicked any) {
+func (m *meter) askTogether(batch []*question, t shared.Take) (a answer, panicked any) {
 	sf, d := m.sf, m.sf.d
 	ctx, cancel := context.WithTimeout(context.Background(), sf.all.timeout)
 	defer cancel()
@@ -225,7 +226,7 @@ func (m *meter) endQuestionLocked(q *question, decide func() decision) {
 
 // answeredTogetherLocked decides upon a batch with the answer to the question for its first n. It
 // returns those that are to be asked for again. gone are the errors of their contexts.
-func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t Take, a answer, now int64) (again []*question) {
+func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t shared.Take, a answer, now int64) (again []*question) {
 	sf, d := m.sf, m.sf.d
 	f := sf.f
 	stay := slices.ContainsFunc(batch, func(q *question) bool { return !q.ended })
@@ -280,7 +281,7 @@ func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t
 	return again
 }
 
-// endAskLocked ends the question of a call to the [Bucket], and releases the seat that was taken
+// endAskLocked ends the question of a call to the [shared.Bucket], and releases the seat that was taken
 // for it.
 func (m *meter) endAskLocked() {
 	sf, d := m.sf, m.sf.d
@@ -295,7 +296,7 @@ func (m *meter) endAskLocked() {
 }
 
 // isSilentLocked reports whether a call that ended early, as its caller has gone, says something
-// about the [Bucket]: if it was a deadline that passed while the Bucket took much longer than it
+// about the [shared.Bucket]: if it was a deadline that passed while the Bucket took much longer than it
 // usually does.
 func (sf *sharedFlow) isSilentLocked(a answer, gone error) bool {
 	return errors.Is(gone, context.DeadlineExceeded) && a.received-a.sent >= max(int64(sf.all.timeout)/5, 4*sf.MeanTrip)
@@ -303,7 +304,7 @@ func (sf *sharedFlow) isSilentLocked(a answer, gone error) bool {
 
 // answeredLocked decides upon a request with the answer to its question. done is false if it is
 // to be asked again, as another rate is in force, or the answer came too late to be used.
-func (m *meter) answeredLocked(r *request, t Take, a answer) (dec decision, done bool) {
+func (m *meter) answeredLocked(r *request, t shared.Take, a answer) (dec decision, done bool) {
 	sf, d := m.sf, m.sf.d
 	f, now := sf.f, d.clock
 	gone, answered := a.gone, false
@@ -350,7 +351,7 @@ func (m *meter) answeredLocked(r *request, t Take, a answer) (dec decision, done
 	return m.decideWithoutLocked(now, r), true
 }
 
-// decideWithoutLocked decides upon a request of the meter for which the [Bucket] could not be asked, or
+// decideWithoutLocked decides upon a request of the meter for which the [shared.Bucket] could not be asked, or
 // is not any more.
 func (m *meter) decideWithoutLocked(now int64, r *request) decision {
 	sf, d := m.sf, m.sf.d

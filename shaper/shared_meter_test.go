@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // refusal returns the RejectError of a call.
@@ -107,7 +108,7 @@ func TestCallerThatGoesWhileItAsksIsAbandoned(t *testing.T) {
 		st := p.all[0].Stats()
 		require.Equal(t, uint64(4), st.Abandoned)
 		require.Zero(t, st.Departed+st.Refused)
-		require.Equal(t, shaper.BucketShared, st.Bucket.State, "it says nothing about the Bucket")
+		require.Equal(t, shared.StateShared, st.Bucket.State, "it says nothing about the Bucket")
 		require.NoError(t, st.Bucket.Err)
 	})
 }
@@ -198,7 +199,7 @@ func TestMeterToldOfALineThatFormsWhileItAsks(t *testing.T) {
 		m := buckettest.NewMemory()
 		m.SetDelay(20*ms, 20*ms)
 		told := make(chan int, 3)
-		s, err := shaper.New(shaper.Limits{Rate: 10, Burst: 5, Depth: 9}, shaper.WithBucket(m, "key"),
+		s, err := shaper.New(shaper.Limits{Rate: 10, Burst: 5, Depth: 9}, shaper.WithBucket(m, "key", shared.Options{}),
 			shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { told <- e.Waiting }}))
 		require.NoError(t, err)
 		defer s.Close()
@@ -229,11 +230,11 @@ func poolOf(m *buckettest.Memory, connections int) pool {
 	return pool{m, make(chan struct{}, connections)}
 }
 
-func (p pool) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+func (p pool) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
 	select {
 	case p.free <- struct{}{}:
 	case <-ctx.Done():
-		return shaper.Taken{}, ctx.Err()
+		return shared.Taken{}, ctx.Err()
 	}
 	defer func() { <-p.free }()
 	return p.Memory.Take(ctx, t)
@@ -265,7 +266,7 @@ func TestASpikeOfAMeterIsNoOutage(t *testing.T) {
 			require.EqualValues(t, 1000-c.leave, st.Refused, c.limits)
 			require.Zero(t, st.Unavailable, c.limits)
 			require.Zero(t, st.Bucket.Failures, c.limits)
-			require.Equal(t, shaper.BucketShared, st.Bucket.State)
+			require.Equal(t, shared.StateShared, st.Bucket.State)
 			require.LessOrEqual(t, time.Since(p.start), 160*ms, "four round trips")
 			require.EqualValues(t, c.leave*c.cost, st.Bucket.Leased)
 			p.check()
@@ -331,18 +332,18 @@ func TestOneCallerThatGoesDoesNotEndTheQuestionOfOthers(t *testing.T) {
 // While the Bucket can't be asked, whoever waits for an answer gets the answer of the fallback. A
 // seat is taken by those alone that have left.
 func TestASpikeOfAMeterInAnOutage(t *testing.T) {
-	for _, fallback := range []shaper.Fallback{shaper.FallbackClosed, shaper.FallbackOpen} {
+	for _, fallback := range []shared.Fallback{shared.FallbackClosed, shared.FallbackOpen} {
 		synctest.Test(t, func(t *testing.T) {
 			m := buckettest.NewMemory()
 			m.Fail(faultOf(buckettest.LoseRequest))
-			s := sharedShaper(t, m, shaper.Limits{Rate: 10, Burst: 5, InFlight: 50}, shaper.WithFallback(fallback))
+			s := sharedShaper(t, m, shaper.Limits{Rate: 10, Burst: 5, InFlight: 50}, shared.Options{Fallback: fallback})
 			var calls sync.WaitGroup
 			for range 5 {
 				for range 40 {
 					calls.Go(func() {
 						release, err := s.Acquire(t.Context(), 1)
 						if err != nil {
-							if !errors.Is(err, shaper.ErrUnavailable) && fallback == shaper.FallbackClosed {
+							if !errors.Is(err, shaper.ErrUnavailable) && fallback == shared.FallbackClosed {
 								t.Error(err)
 							}
 							return
@@ -356,7 +357,7 @@ func TestASpikeOfAMeterInAnOutage(t *testing.T) {
 			st := s.Stats()
 			require.Zero(t, st.InFlight)
 			require.EqualValues(t, 200, st.Departed+st.Refused)
-			require.Equal(t, fallback == shaper.FallbackClosed, st.Bucket.State == shaper.BucketDown)
+			require.Equal(t, fallback == shared.FallbackClosed, st.Bucket.State == shared.StateDown)
 		})
 	}
 }

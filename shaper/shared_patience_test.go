@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"slices"
 	"sync"
@@ -15,6 +16,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // An outage is a process whose shared bucket in memory fails when a timeline says so.
@@ -42,7 +44,7 @@ type callEnd struct {
 type callNumber struct{}
 
 // during runs a timeline in a bubble, with a Shaper that is 1 ms away from its Bucket.
-func during(t *testing.T, limits string, timeline func(o *outage), opts ...shaper.Option) {
+func during(t *testing.T, limits string, timeline func(o *outage), opts ...any) {
 	t.Helper()
 	share(t, 0, limits, 2*ms, func(p *processes) {
 		o := &outage{processes: p}
@@ -52,10 +54,10 @@ func during(t *testing.T, limits string, timeline func(o *outage), opts ...shape
 			number, _ := ctx.Value(callNumber{}).(int)
 			o.told = append(o.told, callEnd{number, e.At.Sub(o.start), e.Waited, e.Err})
 		}
-		trace := &shaper.Trace{Refused: ended, Abandoned: ended, Bucket: func(_ context.Context, e shaper.BucketEvent) {
+		trace := &shaper.Trace{Refused: ended, Abandoned: ended, Bucket: func(_ context.Context, e shared.Event) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			if at := e.At.Sub(o.start); e.State == shaper.BucketShared {
+			if at := e.At.Sub(o.start); e.State == shared.StateShared {
 				o.back = at
 			} else {
 				o.began = at
@@ -88,7 +90,7 @@ func (o *outage) enter(ctx context.Context, n int) (first int) {
 // unavailable.
 func (o *outage) breaks() {
 	o.Fail(faultOf(buckettest.FailBefore))
-	o.untilState(shaper.BucketDown)
+	o.untilState(shared.StateDown)
 }
 
 // beginsWith makes the Bucket fail from the start on, and lets n requests enter the line before it
@@ -103,10 +105,10 @@ func (o *outage) beginsWith(ctx context.Context, n int) {
 // mends lets calls succeed again, and time pass until one has.
 func (o *outage) mends() {
 	o.Fail(nil)
-	o.untilState(shaper.BucketShared)
+	o.untilState(shared.StateShared)
 }
 
-func (o *outage) untilState(state shaper.BucketState) {
+func (o *outage) untilState(state shared.State) {
 	for range 10_000 {
 		if o.Stats().Bucket.State == state {
 			return
@@ -147,10 +149,10 @@ func numbersFrom(first, n int) (all []int) {
 // Somebody whose context never ends would wait for as long as the store is away, which nobody
 // knows: the caller, a client of a proxy, hangs.
 func TestARequestInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
-	for _, patience := range []time.Duration{shaper.DefaultPatience, 100 * ms, time.Nanosecond, time.Hour} {
-		opts := []shaper.Option{shaper.WithPatience(patience)}
-		if patience == shaper.DefaultPatience {
-			opts = nil
+	for _, patience := range []time.Duration{shared.DefaultPatience, 100 * ms, time.Nanosecond, time.Hour} {
+		o := shared.Options{Patience: patience}
+		if patience == shared.DefaultPatience {
+			o.Patience = 0
 		}
 		during(t, "10/s depth 99", func(o *outage) {
 			o.enter(context.Background(), 30)
@@ -182,7 +184,7 @@ func TestARequestInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
 				require.Equal(t, shaper.ErrUnavailable, newcomer.Reason)
 				require.Equal(t, newcomer.RetryAfter, refusal(t, o.ends[29].err).RetryAfter)
 			}
-		}, opts...)
+		}, o)
 	}
 }
 
@@ -201,7 +203,7 @@ func TestAnOutageThatEndsInTimeCostsNobodyItsPlace(t *testing.T) {
 			require.Equal(t, first+i, e.number)
 		}
 		require.Zero(t, o.Stats().Refused)
-	}, shaper.WithPatience(99*ms))
+	}, shared.Options{Patience: 99 * ms})
 }
 
 // Patience counts within one outage: those who have come through one begin anew in the next.
@@ -218,7 +220,7 @@ func TestShortOutagesDoNotAddUp(t *testing.T) {
 		o.at(30 * time.Second)
 		require.Len(t, o.ends, 99)
 		require.Empty(t, o.refusedInLine(0))
-	}, shaper.WithPatience(4*time.Second))
+	}, shared.Options{Patience: 4 * time.Second})
 }
 
 // A request that comes when the Bucket is about to be asked again may try. It waits from then on.
@@ -242,16 +244,12 @@ func TestARequestThatCameDuringAProbeWaitsFromThenOn(t *testing.T) {
 		o.at(came + time.Second)
 		require.Equal(t, []int{second}, o.refusedInLine(came+time.Second))
 		require.Equal(t, began, o.began, "it is one outage")
-	}, shaper.WithPatience(time.Second))
+	}, shared.Options{Patience: time.Second})
 }
 
-// With a patience of 0 those in line wait until their contexts end; and so they do in no outage.
+// With a negative patience those in line wait until their contexts end; and so they do in no outage.
 func TestWithoutPatienceOnlyTheContextEndsAWait(t *testing.T) {
-	for _, opts := range [][]shaper.Option{
-		{shaper.WithPatience(0)},
-		{shaper.WithPatience(ms), shaper.WithPatience(0)},
-		{shaper.WithPatience(8 * time.Hour)},
-	} {
+	for _, patience := range []time.Duration{-1, -time.Hour, math.MinInt64, 8 * time.Hour} {
 		during(t, "10/s depth 99", func(o *outage) {
 			ctx, cancel := context.WithTimeout(o.t.Context(), 7*time.Hour)
 			defer cancel()
@@ -264,13 +262,13 @@ func TestWithoutPatienceOnlyTheContextEndsAWait(t *testing.T) {
 				require.Equal(t, context.DeadlineExceeded, e.err)
 			}
 			require.EqualValues(t, 5, o.Stats().Abandoned)
-		}, opts...)
+		}, shared.Options{Patience: patience})
 	}
 }
 
 // Where the fallback lets requests leave, none has to be refused.
 func TestPatienceChangesNothingInALocalOrOpenFallback(t *testing.T) {
-	for _, f := range []shaper.Fallback{shaper.FallbackOpen, shaper.FallbackLocal(10)} {
+	for _, f := range []shared.Fallback{shared.FallbackOpen, shared.FallbackLocal(10)} {
 		during(t, "10/s depth 99", func(o *outage) {
 			o.enter(o.t.Context(), 30)
 			o.at(time.Second)
@@ -279,7 +277,7 @@ func TestPatienceChangesNothingInALocalOrOpenFallback(t *testing.T) {
 			require.NotZero(t, o.began)
 			require.Len(t, o.ends, 30)
 			require.Empty(t, o.refusedInLine(0))
-		}, shaper.WithFallback(f), shaper.WithPatience(ms))
+		}, shared.Options{Fallback: f, Patience: ms})
 	}
 }
 
@@ -309,7 +307,7 @@ func TestPatienceAndContextThatEndAtOneInstant(t *testing.T) {
 			case 1:
 				require.EqualValues(t, 8, st.Unavailable)
 			}
-		}, shaper.WithPatience(time.Second))
+		}, shared.Options{Patience: time.Second})
 	}
 }
 
@@ -345,7 +343,7 @@ func TestAHeldLineLearnsThatTheBucketIsBack(t *testing.T) {
 		o.Fail(nil)
 		o.at(59 * time.Second)
 		require.Equal(t, 9, o.Stats().Waiting)
-		require.Equal(t, shaper.BucketShared, o.Stats().Bucket.State)
+		require.Equal(t, shared.StateShared, o.Stats().Bucket.State)
 		o.at(62 * time.Second)
 		require.Len(t, o.ends, 9)
 		require.Empty(t, o.refusedInLine(0))
@@ -359,7 +357,7 @@ func TestAHeldLineWithSlotsLearnsThatTheBucketIsBack(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := buckettest.NewMemory()
 			m.SetDelay(ms, ms)
-			g := sharedGroup(t, m, shaper.Limits{Rate: rate.Limit(100 * cost), Depth: 200}, shaper.WithPatience(time.Second))
+			g := sharedGroup(t, m, shaper.Limits{Rate: rate.Limit(100 * cost), Depth: 200}, shared.Options{Patience: time.Second})
 			left := make(chan error, 100)
 			for range cap(left) {
 				go func() { left <- g.WaitN(context.Background(), "held", cost) }()
@@ -378,10 +376,10 @@ func TestAHeldLineWithSlotsLearnsThatTheBucketIsBack(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
 			defer cancel()
 			require.ErrorIs(t, g.Wait(ctx, "other"), context.DeadlineExceeded)
-			require.Equal(t, shaper.BucketDown, g.Stats().Bucket.State)
+			require.Equal(t, shared.StateDown, g.Stats().Bucket.State)
 			m.Fail(nil)
 			time.Sleep(70 * ms) // Until the first probe.
-			require.Equal(t, shaper.BucketShared, g.Stats().Bucket.State)
+			require.Equal(t, shared.StateShared, g.Stats().Bucket.State)
 			time.Sleep(time.Minute + 2*time.Second)
 			require.Len(t, left, cap(left))
 			for range cap(left) {
@@ -442,7 +440,7 @@ func TestTheLinesOfAGroupAreAnsweredThoughTheStoreIsAway(t *testing.T) {
 		m := sharded{buckettest.NewMemory()}
 		m.SetDelay(ms, ms)
 		var told sync.Map
-		g := sharedGroup(t, m, shaper.Limits{Rate: 1, Depth: 9}, shaper.WithPatience(2*time.Second),
+		g := sharedGroup(t, m, shaper.Limits{Rate: 1, Depth: 9}, shared.Options{Patience: 2 * time.Second},
 			shaper.WithTrace(&shaper.Trace{Refused: func(_ context.Context, e shaper.Event) { told.Store(e.Key, e) }}))
 		start := time.Now()
 		refused, left := make(chan error, 1), make(chan error, 2)
@@ -454,7 +452,7 @@ func TestTheLinesOfAGroupAreAnsweredThoughTheStoreIsAway(t *testing.T) {
 		require.Equal(t, 2*time.Second, time.Since(start))
 		require.Positive(t, rejected.RetryAfter)
 		require.LessOrEqual(t, rejected.RetryAfter, 3*time.Second)
-		require.Equal(t, shaper.BucketDown, g.Stats().Bucket.State)
+		require.Equal(t, shared.StateDown, g.Stats().Bucket.State)
 		synctest.Wait()
 		require.Len(t, left, 2)
 		require.NoError(t, errors.Join(<-left, <-left))
@@ -496,11 +494,11 @@ func TestALineThatWaitsForASeatLearnsThatTheBucketIsBack(t *testing.T) {
 		defer cancel()
 		_, err = g.Acquire(ctx, "b", 1)
 		require.Equal(t, context.DeadlineExceeded, err)
-		require.Equal(t, shaper.BucketDown, g.Stats().Bucket.State)
+		require.Equal(t, shared.StateDown, g.Stats().Bucket.State)
 		m.Fail(nil)
 		time.Sleep(30 * time.Second)
 		require.Equal(t, 2, g.Stats().Waiting)
-		require.Equal(t, shaper.BucketShared, g.Stats().Bucket.State)
+		require.Equal(t, shared.StateShared, g.Stats().Bucket.State)
 		release()
 		require.NoError(t, <-left)
 		require.NoError(t, <-left)

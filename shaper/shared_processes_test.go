@@ -18,6 +18,7 @@ import (
 	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // processes are Shapers that share a bucket in memory, as if each was in a process of its own,
@@ -35,7 +36,7 @@ type processes struct {
 }
 
 // share runs a timeline in a bubble, with n processes whose way to the bucket takes half of rtt.
-func share(t *testing.T, n int, limits string, rtt time.Duration, timeline func(p *processes), opts ...shaper.Option) {
+func share(t *testing.T, n int, limits string, rtt time.Duration, timeline func(p *processes), opts ...any) {
 	t.Helper()
 	l, err := shaper.ParseLimits(limits)
 	require.NoError(t, err)
@@ -55,7 +56,7 @@ func share(t *testing.T, n int, limits string, rtt time.Duration, timeline func(
 }
 
 // add adds a process, and returns it.
-func (p *processes) add(b shaper.Bucket, opts ...shaper.Option) *shaper.Shaper {
+func (p *processes) add(b shared.Bucket, opts ...any) *shaper.Shaper {
 	i := len(p.all)
 	trace := &shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
 		p.mu.Lock()
@@ -63,8 +64,8 @@ func (p *processes) add(b shaper.Bucket, opts ...shaper.Option) *shaper.Shaper {
 		at := e.At.Sub(p.start)
 		p.log = append(p.log, model.Departure{At: at, Process: i, Number: int64(at - e.Waited), Cost: int64(e.Cost)})
 	}}
-	opts = append([]shaper.Option{shaper.WithBucket(b, "k"), shaper.WithTrace(trace)}, opts...)
-	s, err := shaper.New(p.limits, opts...)
+	o, others := apart[shaper.Option](opts)
+	s, err := shaper.New(p.limits, append([]shaper.Option{shaper.WithBucket(b, "k", o), shaper.WithTrace(trace)}, others...)...)
 	require.NoError(p.t, err)
 	p.all = append(p.all, s)
 	return s
@@ -190,10 +191,23 @@ func intervalOf(r rate.Limit) *big.Rat {
 	return per.Quo(big.NewRat(int64(time.Second), 1), per)
 }
 
+// apart tells the shared.Options among options, the zero ones if there are none, from the others.
+func apart[O any](opts []any) (o shared.Options, others []O) {
+	for _, opt := range opts {
+		if of, ok := opt.(shared.Options); ok {
+			o = of
+		} else {
+			others = append(others, opt.(O))
+		}
+	}
+	return o, others
+}
+
 // sharedShaper returns a Shaper whose level is in a Bucket. It is closed when the test ends.
-func sharedShaper(t *testing.T, b shaper.Bucket, l shaper.Limits, opts ...shaper.Option) *shaper.Shaper {
+func sharedShaper(t *testing.T, b shared.Bucket, l shaper.Limits, opts ...any) *shaper.Shaper {
 	t.Helper()
-	s, err := shaper.New(l, append(opts, shaper.WithBucket(b, "key"))...)
+	o, others := apart[shaper.Option](opts)
+	s, err := shaper.New(l, append(others, shaper.WithBucket(b, "key", o))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
@@ -201,15 +215,16 @@ func sharedShaper(t *testing.T, b shaper.Bucket, l shaper.Limits, opts ...shaper
 
 // sharedGroup returns a Group whose keys have their levels in a Bucket. It is closed when the test
 // ends.
-func sharedGroup(t *testing.T, b shaper.Bucket, l shaper.Limits, opts ...shaper.GroupOption) *shaper.Group[string] {
+func sharedGroup(t *testing.T, b shared.Bucket, l shaper.Limits, opts ...any) *shaper.Group[string] {
 	t.Helper()
 	return sharedGroupOf(t, b, func(string) (shaper.Limits, error) { return l, nil }, opts...)
 }
 
 // sharedGroupOf is sharedGroup for a limits function.
-func sharedGroupOf(t *testing.T, b shaper.Bucket, limits func(string) (shaper.Limits, error), opts ...shaper.GroupOption) *shaper.Group[string] {
+func sharedGroupOf(t *testing.T, b shared.Bucket, limits func(string) (shaper.Limits, error), opts ...any) *shaper.Group[string] {
 	t.Helper()
-	g, err := shaper.NewGroup(limits, append(opts, shaper.WithBuckets(b, ownKey))...)
+	o, others := apart[shaper.GroupOption](opts)
+	g, err := shaper.NewGroup(limits, append(others, shaper.WithBuckets(b, ownKey, o))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = g.Close() })
 	return g
@@ -255,7 +270,7 @@ func (b *farAway) mostAtOnce() int {
 	return b.most
 }
 
-func (b *farAway) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+func (b *farAway) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
 	b.add(1)
 	defer b.add(-1)
 	time.Sleep(b.way())

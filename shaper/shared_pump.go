@@ -7,9 +7,10 @@ import (
 
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/internal/lease"
+	"example.com/leakybucket/shaper/shared"
 )
 
-// A pump is the goroutine that asks the [Bucket] for a lease: one call at a time. It runs
+// A pump is the goroutine that asks the [shared.Bucket] for a lease: one call at a time. It runs
 // only while there is something to ask, or to wait for.
 type pump struct {
 	sf      *sharedFlow
@@ -165,7 +166,7 @@ func (p *pump) sleep(span time.Duration) {
 
 // takeLocked returns the question for the next stretch: for the first in line that are not
 // covered yet.
-func (p *pump) takeLocked(now int64) Take {
+func (p *pump) takeLocked(now int64) shared.Take {
 	sf, f := p.sf, p.sf.f
 	p.probes, p.asksRoom = false, false
 	sf.breaker.Asks(now, sf.all.timeout)
@@ -206,7 +207,7 @@ func (p *pump) takeLocked(now int64) Take {
 	// The last request of the batch must not be farther away than MaxAhead either: a change of the
 	// rate relies on this.
 	behind := time.Duration(sf.Rate.Times(t.Cost-t.First).Micros+1) * time.Microsecond
-	t.Ahead = max(0, MaxAhead-behind)
+	t.Ahead = max(0, shared.MaxAhead-behind)
 	if sf.fallback {
 		t.High = t.High.Later(sf.levelAsHighLocked(now))
 		return t
@@ -225,8 +226,8 @@ func (p *pump) takeLocked(now int64) Take {
 	return t
 }
 
-// callTake calls the [Bucket], and notes the answer. The lock is not held.
-func (p *pump) callTake(t Take) {
+// callTake calls the [shared.Bucket], and notes the answer. The lock is not held.
+func (p *pump) callTake(t shared.Take) {
 	sf, d := p.sf, p.sf.d
 	ctx, cancel := context.WithTimeout(context.Background(), sf.all.timeout)
 	defer cancel()
@@ -253,8 +254,8 @@ func (p *pump) callTake(t Take) {
 	d.advanceLocked(now, headFirst)
 }
 
-// callGiveBack calls the [Bucket]. The lock is not held.
-func (p *pump) callGiveBack(t Take, end Instant) {
+// callGiveBack calls the [shared.Bucket]. The lock is not held.
+func (p *pump) callGiveBack(t shared.Take, end shared.Instant) {
 	sf, d := p.sf, p.sf.d
 	ctx, cancel := context.WithTimeout(context.Background(), sf.all.timeout)
 	defer cancel()
@@ -268,9 +269,9 @@ func (p *pump) callGiveBack(t Take, end Instant) {
 	}
 }
 
-// noteAnswerLocked notes the news of an answer about the [Bucket]: its clock, its rate, and
+// noteAnswerLocked notes the news of an answer about the [shared.Bucket]: its clock, its rate, and
 // whether it can be asked. It reports whether there is one.
-func (sf *sharedFlow) noteAnswerLocked(t Take, a answer) bool {
+func (sf *sharedFlow) noteAnswerLocked(t shared.Take, a answer) bool {
 	sf.CountRoundTrip()
 	if a.err != nil {
 		sf.noteFailureLocked(a, a.err)
@@ -309,7 +310,7 @@ func (sf *sharedFlow) standWithOthersLocked(now int64) {
 	}
 }
 
-// noteFailureLocked notes that the [Bucket] could not be asked.
+// noteFailureLocked notes that the [shared.Bucket] could not be asked.
 func (sf *sharedFlow) noteFailureLocked(a answer, err error) {
 	sf.CountFailure()
 	sf.failed = err

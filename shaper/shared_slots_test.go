@@ -21,6 +21,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // slotsOf returns when requests of these costs may leave a level that is empty at 0, by the one
@@ -132,7 +133,7 @@ func TestLoneSharedShaperIsLikeAPlainOne(t *testing.T) {
 		require.NoError(t, err)
 		plain := script(t, l, func() []shaper.Option { return nil })
 		shared := script(t, l, func() []shaper.Option {
-			return []shaper.Option{shaper.WithBucket(buckettest.NewMemory(), "k")}
+			return []shaper.Option{shaper.WithBucket(buckettest.NewMemory(), "k", shared.Options{})}
 		})
 		differ := 0
 		for i := range plain.at {
@@ -175,7 +176,7 @@ func TestIdleBucketCostsOneRoundTrip(t *testing.T) {
 				takes, givenBack := p.takes()
 				require.Len(t, takes, 2, limits)
 				require.Empty(t, givenBack, limits)
-			}, shaper.WithColdGuard(guard))
+			}, shared.Options{ColdGuard: guard})
 		}
 	}
 }
@@ -464,7 +465,7 @@ func TestCloseFromAnyHookOfASharedShaper(t *testing.T) {
 			case 3:
 				trace.Abandoned = closes
 			case 4:
-				trace.Bucket = func(context.Context, shaper.BucketEvent) { require.NoError(t, s.Close()) }
+				trace.Bucket = func(context.Context, shared.Event) { require.NoError(t, s.Close()) }
 				m.Fail(faultOf(buckettest.FailBefore))
 			}
 			s = sharedShaper(t, m, shaper.Limits{Rate: 100, Depth: 3}, shaper.WithTrace(trace))
@@ -527,7 +528,7 @@ func TestOnlyDepthMayWaitBeyondTheRoomOfASharedBucket(t *testing.T) {
 		{"50/s burst 4 depth 10", 9, 11},
 		{"50/s burst 100 depth " + strconv.Itoa(math.MaxInt), 1, 200},
 	} {
-		for name, opts := range map[string][]shaper.Option{"own": nil, "shared": {shaper.WithBucket(buckettest.NewMemory(), "k")}} {
+		for name, opts := range map[string][]shaper.Option{"own": nil, "shared": {shaper.WithBucket(buckettest.NewMemory(), "k", shared.Options{})}} {
 			t.Run(fmt.Sprintf("%s, costs of %d, %s", c.limits, c.cost, name), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					l, err := shaper.ParseLimits(c.limits)
@@ -535,7 +536,7 @@ func TestOnlyDepthMayWaitBeyondTheRoomOfASharedBucket(t *testing.T) {
 					if opts != nil {
 						m := buckettest.NewMemory()
 						m.SetDelay(10*ms, 10*ms)
-						opts = []shaper.Option{shaper.WithBucket(m, "k")}
+						opts = []shaper.Option{shaper.WithBucket(m, "k", shared.Options{})}
 					}
 					s, err := shaper.New(l, opts...)
 					require.NoError(t, err)

@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // While a deployment rolls, processes with two rates share a bucket. The newest is in force for
@@ -25,13 +26,13 @@ func TestRollingDeployIsNeverAboveTheGreaterRate(t *testing.T) {
 				p.limits.Burst = burst
 				p.limits.Rate = rates[0]
 				for range 3 {
-					p.add(p.Memory, shaper.WithRateVersion(1))
+					p.add(p.Memory, shared.Options{RateVersion: 1})
 				}
 				stop := p.saturate(40)
 				defer stop()
 				p.at(time.Second)
 				p.limits.Rate = rates[1]
-				p.add(p.Memory, shaper.WithRateVersion(2))
+				p.add(p.Memory, shared.Options{RateVersion: 2})
 				stopNew := p.saturate(40, 3)
 				defer stopNew()
 				p.at(3 * time.Second)
@@ -44,7 +45,7 @@ func TestRollingDeployIsNeverAboveTheGreaterRate(t *testing.T) {
 				require.InDelta(t, float64(rates[1]), all, 3)
 				// One that is restarted with the old rate changes nothing.
 				p.limits.Rate = rates[0]
-				p.add(p.Memory, shaper.WithRateVersion(1))
+				p.add(p.Memory, shared.Options{RateVersion: 1})
 				p.arrive(4, 1, 1)
 				p.at(4 * time.Second)
 				require.Equal(t, rates[1], p.all[4].Stats().Limits.Rate)
@@ -61,7 +62,7 @@ func TestRollingDeployIsNeverAboveTheGreaterRate(t *testing.T) {
 	}
 }
 
-// Without WithRateVersion the rate that was set last is in force, for all; also if the call of
+// Without a RateVersion the rate that was set last is in force, for all; also if the call of
 // SetLimits comes while the Bucket answers with a rate that another has set before.
 func TestLatestSetLimitsWins(t *testing.T) {
 	share(t, 3, "100/s depth 999", 20*ms, func(p *processes) {
@@ -90,7 +91,7 @@ func TestTheRateOfAClockThatIsAheadCanBeChanged(t *testing.T) {
 		m := buckettest.NewMemory()
 		fast, slow := shaper.Limits{Rate: 1000, Depth: 9}, shaper.Limits{Rate: 50, Depth: 9}
 		ahead := time.Now().Add(time.Hour).UnixMicro()
-		first := sharedShaper(t, m, fast, shaper.WithRateVersion(ahead))
+		first := sharedShaper(t, m, fast, shared.Options{RateVersion: ahead})
 		require.NoError(t, first.Wait(t.Context()))
 		s := sharedShaper(t, m, slow)
 		g, _ := groupAtRate(t, m, slow)
@@ -117,7 +118,7 @@ func TestTheRateOfAClockThatIsAheadCanBeChanged(t *testing.T) {
 func TestARateOfTheGreatestVersionStaysInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
-		first := sharedShaper(t, m, shaper.Limits{Rate: 10, Depth: 9}, shaper.WithRateVersion(1<<53))
+		first := sharedShaper(t, m, shaper.Limits{Rate: 10, Depth: 9}, shared.Options{RateVersion: 1 << 53})
 		other := sharedShaper(t, m, shaper.Limits{Rate: 20, Depth: 9})
 		for _, s := range []*shaper.Shaper{first, other, first, other} {
 			require.NoError(t, s.Wait(t.Context()))
@@ -167,7 +168,7 @@ func TestNothingIsFreeInAnOutage(t *testing.T) {
 		time.Sleep(time.Second)
 		require.Equal(t, 5, s.Stats().Free)
 		m.Fail(faultOf(buckettest.FailBefore))
-		for s.Stats().Bucket.State != shaper.BucketDown {
+		for s.Stats().Bucket.State != shared.StateDown {
 			require.False(t, s.Allow())
 		}
 		require.Zero(t, s.Stats().Free)
@@ -263,7 +264,7 @@ func TestGroupLeasesEachKey(t *testing.T) {
 		change(shaper.Limits{Rate: 200, Depth: 99})
 		both("u", 100, 1000*ms, 60*ms)
 		st := a.Stats()
-		require.Equal(t, shaper.BucketShared, st.Bucket.State)
+		require.Equal(t, shared.StateShared, st.Bucket.State)
 		require.Equal(t, st.Departed, st.Bucket.Leased-st.Bucket.Dropped-st.Bucket.GivenBack)
 		time.Sleep(time.Minute)
 		require.Zero(t, a.Stats().Keys)
@@ -316,7 +317,7 @@ func TestAProcessCanSetTheRateBackThatAnotherHasChanged(t *testing.T) {
 
 // groupAtRate makes a Group whose keys share their levels, and whose limits function returns the
 // Limits that change was given last.
-func groupAtRate(t *testing.T, m *buckettest.Memory, l shaper.Limits, opts ...shaper.GroupOption) (g *shaper.Group[string], change func(shaper.Limits)) {
+func groupAtRate(t *testing.T, m *buckettest.Memory, l shaper.Limits, opts ...any) (g *shaper.Group[string], change func(shaper.Limits)) {
 	t.Helper()
 	var now atomic.Pointer[shaper.Limits]
 	now.Store(&l)
@@ -334,7 +335,7 @@ func TestNoProcessLiftsASharedLimitForItselfAlone(t *testing.T) {
 		unlimited := shaper.Limits{Rate: rate.Inf}
 		const refusal = "Limits.Rate is +Inf, must be finite where a Bucket holds the level"
 		m := buckettest.NewMemory()
-		_, err := shaper.New(unlimited, shaper.WithBucket(m, "key"))
+		_, err := shaper.New(unlimited, shaper.WithBucket(m, "key", shared.Options{}))
 		require.ErrorContains(t, err, refusal)
 		s := sharedShaper(t, m, shaper.Limits{Rate: 50})
 		require.ErrorContains(t, s.SetLimits(unlimited), refusal)
@@ -353,7 +354,7 @@ func TestNoAnswerLimitsARateThatHasBecomeInf(t *testing.T) {
 				m := buckettest.NewMemory()
 				m.SetDelay(50*ms, 50*ms)
 				m.Fail(faultOf(fault))
-				g, change := groupAtRate(t, m, shaper.Limits{Rate: 10, Depth: 100}, shaper.WithFallback(shaper.FallbackOpen))
+				g, change := groupAtRate(t, m, shaper.Limits{Rate: 10, Depth: 100}, shared.Options{Fallback: shared.FallbackOpen})
 				for range 3 {
 					go func() { _ = g.Wait(t.Context(), "key") }()
 				}
@@ -414,7 +415,7 @@ func TestImpatientCallersFindASilentBucketToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
 		m.SetDelay(time.Millisecond, time.Millisecond)
-		s := sharedShaper(t, m, shaper.Limits{Rate: 1000, Burst: 10}, shaper.WithFallback(shaper.FallbackOpen))
+		s := sharedShaper(t, m, shaper.Limits{Rate: 1000, Burst: 10}, shared.Options{Fallback: shared.FallbackOpen})
 		require.NoError(t, s.Wait(t.Context()))
 		m.Fail(faultOf(buckettest.LoseRequest))
 		for range 3 {
@@ -422,7 +423,7 @@ func TestImpatientCallersFindASilentBucketToo(t *testing.T) {
 			require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
 			cancel()
 		}
-		require.Equal(t, shaper.BucketOpen, s.Stats().Bucket.State)
+		require.Equal(t, shared.StateOpen, s.Stats().Bucket.State)
 		time.Sleep(time.Second)
 		require.NoError(t, s.Wait(t.Context()))
 	})
@@ -433,7 +434,7 @@ func TestARareKeyLeavesInAFallback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
 		m.Fail(faultOf(buckettest.FailBefore))
-		g := sharedGroup(t, m, shaper.Limits{Rate: 5, Burst: 3}, shaper.WithFallback(shaper.FallbackOpen))
+		g := sharedGroup(t, m, shaper.Limits{Rate: 5, Burst: 3}, shared.Options{Fallback: shared.FallbackOpen})
 		for range 3 {
 			g.Allow("other")
 		}
@@ -445,7 +446,7 @@ func TestARareKeyLeavesInAFallback(t *testing.T) {
 }
 
 // groupOn returns a Group whose levels are in a Bucket, with a rate for each key.
-func groupOn(t *testing.T, b shaper.Bucket, rates map[string]rate.Limit, opts ...shaper.GroupOption) *shaper.Group[string] {
+func groupOn(t *testing.T, b shared.Bucket, rates map[string]rate.Limit, opts ...any) *shaper.Group[string] {
 	return sharedGroupOf(t, b, func(key string) (shaper.Limits, error) { return shaper.Limits{Rate: rates[key]}, nil }, opts...)
 }
 
@@ -470,16 +471,16 @@ func TestANewerVersionOfTheSameRateCostsNoRoundTrip(t *testing.T) {
 // A deployment that changes the rate of one key and not of the other: what an old process hears
 // of the new ones at the key that has not changed must not make its old rate of the other newer.
 func TestTheOldRateOfAKeyDoesNotWinBecauseAnotherKeyKeepsItsRate(t *testing.T) {
-	for name, opts := range map[string][2][]shaper.GroupOption{
+	for name, opts := range map[string][2]shared.Options{
 		"versions by time": {},
-		"WithRateVersion":  {{shaper.WithRateVersion(1)}, {shaper.WithRateVersion(5)}},
+		"RateVersion":      {{RateVersion: 1}, {RateVersion: 5}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := buckettest.NewMemory()
-				older := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 10}, opts[0]...)
+				older := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 10}, opts[0])
 				time.Sleep(time.Second)
-				newer := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 5}, opts[1]...)
+				newer := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 5}, opts[1])
 				require.True(t, newer.Allow("stays"))
 				time.Sleep(time.Second)
 				require.True(t, older.Allow("stays"))
@@ -501,7 +502,7 @@ func TestForecastsKnowWhatTheBucketSaid(t *testing.T) {
 		m := buckettest.NewMemory()
 		limits := shaper.Limits{Rate: 0.01, Burst: 5}
 		a := sharedShaper(t, m, limits)
-		b := sharedShaper(t, m, limits, shaper.WithRateVersion(1))
+		b := sharedShaper(t, m, limits, shared.Options{RateVersion: 1})
 		for range 5 {
 			require.True(t, a.Allow())
 		}

@@ -6,7 +6,7 @@ import (
 )
 
 // Close refuses all requests that wait, with [ErrClosed], and returns when the ticker
-// goroutine has ended. With a [Bucket] it first tries to give back the leased slots; any that
+// goroutine has ended. With a [shared.Bucket] it first tries to give back the leased slots; any that
 // can't be given back are lost. It always returns nil. It may be called several times, from
 // several goroutines at once, and from hooks.
 func (s *Shaper) Close() error {
@@ -27,8 +27,8 @@ func (s *Shaper) Close() error {
 //
 // Shutdown waits for the end of a [Shaper.Hold], and for the seats that requests in the
 // line need, so give it a context that ends. It does not wait for the end of requests
-// that have left. While a [Bucket] can't be asked, the line empties when the patience of its
-// requests ends ([WithPatience]).
+// that have left. While a [shared.Bucket] can't be asked, the line empties when the patience of its
+// requests ends ([shared.Options.Patience]).
 //
 // In front of an HTTP server call [net/http.Server.Shutdown] instead, and Close after it: the
 // server stops listening at once, and waits for the requests in line. If the Shaper is shut

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // Stats is the state of a [Shaper] at one instant: first gauges, then totals, which only
@@ -18,7 +19,7 @@ import (
 // Free and EmptyAt say how much of a limit is left and when all of it is, as of one instant. Free is
 // the greatest cost up to [Limits.Burst] with which [Shaper.AllowN] would let a request leave now:
 // Burst − Level, rounded down. It is 0 while requests wait, while the line is held or the bucket blocked, while
-// all seats are taken, while an outage of a [Bucket] refuses newcomers, and once the Shaper admits no
+// all seats are taken, while an outage of a [shared.Bucket] refuses newcomers, and once the Shaper admits no
 // more. At [rate.Inf] it is [math.MaxInt]. With a Bucket both are estimates.
 type Stats struct {
 	Name   string // set by WithName
@@ -58,39 +59,8 @@ type Stats struct {
 	Charged   uint64 // cost units that settle has charged
 	Forfeited uint64 // cost units that were reserved too much and had drained when settle was called; at rate.Inf, all that were
 
-	Bucket BucketStats // of the shared bucket; zero without WithBucket
+	Bucket shared.Stats // of the shared bucket; zero without WithBucket
 }
-
-// BucketStats tells about the [Bucket] that a level is in. Of a [Group] it has only the State,
-// Err and the totals of all keys together, with the state of a server that can't be
-// asked if there is one.
-type BucketStats struct {
-	State BucketState // "" without a Bucket
-	Err   error       // the latest failure; nil if the latest call succeeded
-
-	RTT   time.Duration // the shortest round trip of late; 0 if there was none
-	Share float64       // the part of the slots that this process has had of late, from 0 to 1; 0 if that is not known
-
-	Lateness time.Duration // for how long after its instant a slot may be used
-
-	Held       int64  // cost units that are leased and not used yet
-	Ahead      int64  // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared.md
-	RoundTrips uint64 // calls of Take, and of GiveBack
-	Failures   uint64 // calls that failed
-	Leased     uint64 // cost units taken
-	Dropped    uint64 // cost units whose slots have passed unused
-	GivenBack  uint64 // cost units given back
-}
-
-// BucketState says how requests leave that share a level.
-type BucketState string
-
-const (
-	BucketShared BucketState = "shared" // at the slots of the Bucket
-	BucketDown   BucketState = "down"   // not at all: it can't be asked (FallbackClosed)
-	BucketLocal  BucketState = "local"  // at a part of the rate: it can't be asked (FallbackLocal)
-	BucketOpen   BucketState = "open"   // at the whole rate in each process: it can't be asked (FallbackOpen)
-)
 
 // setRefusals sets the fields that count refusals.
 func (st *Stats) setRefusals(by *refusals) {
@@ -368,7 +338,7 @@ type GroupStats struct {
 	RefusedKeys uint64 // about how many different keys have been refused
 	LimitErrors uint64 // how often the limits function returned an error or invalid Limits, or Reload could not use them
 
-	Bucket BucketStats // of the shared bucket; zero without WithBuckets
+	Bucket shared.Stats // of the shared bucket; zero without WithBuckets
 }
 
 // Stats returns the state of the Group now. It works on a closed Group too.

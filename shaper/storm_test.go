@@ -17,6 +17,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // stormCap is the largest cap, where there is one.
@@ -137,7 +138,7 @@ func TestReentriesInAStorm(t *testing.T) {
 func TestStormOverASharedBucketWithFaults(t *testing.T) {
 	limits := []shaper.Limits{{Rate: 500, Burst: 5, Depth: 40}, {Rate: 300, Burst: 1, Depth: 10}, {Rate: 300, Burst: 9, Depth: 50}}
 	for seed := range 6 {
-		fallback := []shaper.Fallback{shaper.FallbackClosed, shaper.FallbackLocal(3), shaper.FallbackOpen}[seed%3]
+		fallback := []shared.Fallback{shared.FallbackClosed, shared.FallbackLocal(3), shared.FallbackOpen}[seed%3]
 		synctest.Test(t, func(t *testing.T) {
 			m := buckettest.NewMemory()
 			m.SetDelay(ms, ms)
@@ -149,7 +150,7 @@ func TestStormOverASharedBucketWithFaults(t *testing.T) {
 			})
 			var storms [3]*shaperStorm
 			for i := range storms {
-				storms[i] = newShaperStorm(t, limits, 0, shaper.WithBucket(m, "k"), shaper.WithFallback(fallback), shaper.WithPatience(time.Duration(seed)*40*ms))
+				storms[i] = newShaperStorm(t, limits, 0, shaper.WithBucket(m, "k", shared.Options{Fallback: fallback, Patience: time.Duration(seed) * 40 * ms}))
 				storms[i].inBubble = true
 				storms[i].blow()
 			}

@@ -121,7 +121,7 @@ type Transport struct {
 	// There is no third attempt: the second response is returned whatever it says, and holds the line
 	// as the first did. The first response is returned if the request cannot be sent again,
 	// for example because the hold would last beyond its deadline, the Shaper is
-	// closed, its [Bucket] can't be asked for too long, or the first response is longer than 64 KiB. The body of a first response
+	// closed, its [shared.Bucket] can't be asked for too long, or the first response is longer than 64 KiB. The body of a first response
 	// is read for at most 5 seconds and then cut off, so that a slow refusal does not
 	// prevent the retry; if that response must be returned after all, reading it ends
 	// with an error at that point. If the context ends meanwhile, its error is returned.

@@ -14,6 +14,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A line that could not be held, because the Limits of its key could not be had at that
@@ -68,7 +69,7 @@ var (
 		{name: "a bucket of its own"},
 		{name: "a bucket that keys share", overflow: true, opts: func() []shaper.GroupOption { return []shaper.GroupOption{shaper.WithMaxKeys(1)} }},
 		{name: "a bucket that processes share", opts: func() []shaper.GroupOption {
-			return []shaper.GroupOption{shaper.WithBuckets(buckettest.NewMemory(), ownKey)}
+			return []shaper.GroupOption{shaper.WithBuckets(buckettest.NewMemory(), ownKey, shared.Options{})}
 		}},
 	}
 )

@@ -11,6 +11,7 @@ import (
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // redisRate is the heading of the rows that need a server, and so run in real time. The limits are so slow that
@@ -65,6 +66,6 @@ func TestEachRowRunsBothOnRedis(t *testing.T) {
 func newRedisRivals(t *testing.T) (*redis_rate.Limiter, *shaper.Group[string]) {
 	client := redis.NewClient(&redis.Options{Addr: servers.StartRedis(t).Addr})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	ours := newGroup(t, "5/h burst 5", shaper.WithBuckets(redisbucket.New(client), func(key string) string { return key }))
+	ours := newGroup(t, "5/h burst 5", shaper.WithBuckets(redisbucket.New(client), func(key string) string { return key }, shared.Options{}))
 	return redis_rate.NewLimiter(client), ours
 }

@@ -33,6 +33,7 @@ import (
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // Experiment is "shared".
@@ -267,7 +268,7 @@ func open(in input, client *redis.Client) limiter {
 	nothing := func() error { return nil }
 	switch in.Limiter {
 	case ours:
-		s := rivals.Must(shaper.New(shaper.Limits{Rate: rate.Limit(in.Rate), Depth: 2 * in.Waiters}, shaper.WithBucket(redisbucket.New(client), "bench")))
+		s := rivals.Must(shaper.New(shaper.Limits{Rate: rate.Limit(in.Rate), Depth: 2 * in.Waiters}, shaper.WithBucket(redisbucket.New(client), "bench", shared.Options{})))
 		return limiter{func(ctx context.Context) (time.Duration, error) {
 			err := s.Wait(ctx)
 			if refusal, is := errors.AsType[*shaper.RejectError](err); is && errors.Is(err, shaper.ErrUnavailable) {

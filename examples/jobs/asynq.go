@@ -11,6 +11,7 @@ import (
 
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 const callType = "call"
@@ -50,7 +51,7 @@ func isLastAttempt(ctx context.Context) bool {
 func workAsynq(ctx context.Context, address string, call callFunc, opts ...shaper.Option) (shaper.Stats, error) {
 	client := redis.NewClient(&redis.Options{Addr: address, ContextTimeoutEnabled: true})
 	defer client.Close()
-	line, err := shaper.New(limits, append(opts, shaper.WithBucket(redisbucket.New(client), "payments-api"))...)
+	line, err := shaper.New(limits, append(opts, shaper.WithBucket(redisbucket.New(client), "payments-api", shared.Options{}))...)
 	if err != nil {
 		return shaper.Stats{}, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 type callArgs struct {
@@ -42,7 +43,7 @@ func workRiver(ctx context.Context, url string, call callFunc, opts ...shaper.Op
 	if err := pgbucket.Migrate(ctx, pool); err != nil { // makes the table of the levels, unless it is there
 		return shaper.Stats{}, err
 	}
-	line, err := shaper.New(limits, append(opts, shaper.WithBucket(pgbucket.New(pool), "payments-api"))...)
+	line, err := shaper.New(limits, append(opts, shaper.WithBucket(pgbucket.New(pool), "payments-api", shared.Options{}))...)
 	if err != nil {
 		return shaper.Stats{}, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // work is all that a program needs to share a rate: four callers wait for their turns again and
@@ -24,7 +25,7 @@ func work(address, key string, in io.Reader, out io.Writer) error {
 	}}
 	// All processes share the rate. The line is this process's own.
 	limits := shaper.Limits{Rate: perSecond, Depth: callers}
-	s, err := shaper.New(limits, shaper.WithBucket(redisbucket.New(client), key), shaper.WithTrace(trace))
+	s, err := shaper.New(limits, shaper.WithBucket(redisbucket.New(client), key, shared.Options{}), shaper.WithTrace(trace))
 	if err != nil {
 		return err
 	}

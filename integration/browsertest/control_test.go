@@ -19,6 +19,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 const token = "correct-horse-battery-staple"
@@ -180,7 +181,7 @@ func TestTheOutageOfASharedBucketIsShown(t *testing.T) {
 	s := newScene(t)
 	server := buckettest.NewMemory()
 	server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-	u := s.shaper("upstream", "20/s", shaper.WithBucket(server, "k"))
+	u := s.shaper("upstream", "20/s", shaper.WithBucket(server, "k", shared.Options{}))
 	for range 11 {
 		require.ErrorIs(t, u.Wait(t.Context()), shaper.ErrUnavailable)
 	}
@@ -199,9 +200,9 @@ func TestTheLineOfASharedBucketDrainsAtItsShare(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	server := buckettest.NewMemory()
-	u := s.shaper("upstream", "10/s depth 1000", shaper.WithBucket(server, "k"))
+	u := s.shaper("upstream", "10/s depth 1000", shaper.WithBucket(server, "k", shared.Options{}))
 	s.burst(u, 400)
-	s.burst(made.Shaper(t, "10/s depth 1000", shaper.WithBucket(server, "k")), 400)
+	s.burst(made.Shaper(t, "10/s depth 1000", shaper.WithBucket(server, "k", shared.Options{})), 400)
 	p := s.openPage(t, linkTo("source", "upstream"))
 	await(p, "the pace is of the share", text("#story"), func(story string) bool {
 		found := regexp.MustCompile(`one every (\d+) ms; the last leaves in (\d+(?:\.\d+)?) s`).FindStringSubmatch(story)

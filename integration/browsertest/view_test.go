@@ -15,6 +15,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestALinkRestoresTheView(t *testing.T) {
@@ -95,7 +96,7 @@ func TestEachSourceHasAMark(t *testing.T) {
 	full := s.shaper("full", "1/h depth 3")
 	server := buckettest.NewMemory()
 	server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-	alone := s.shaper("alone", "1/s depth 3", shaper.WithBucket(server, "k"))
+	alone := s.shaper("alone", "1/s depth 3", shaper.WithBucket(server, "k", shared.Options{}))
 	s.every(time.Second, func() {
 		s.burst(full, 5)
 		s.burst(alone, 1)

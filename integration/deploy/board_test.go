@@ -22,6 +22,7 @@ import (
 	"example.com/leakybucket/promshaper"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // folder is the one that all tests are about.
@@ -143,7 +144,7 @@ func gather(t *testing.T) []*dto.MetricFamily {
 	require.NoError(t, err)
 	single, err := shaper.New(limits)
 	require.NoError(t, err)
-	shared, err := shaper.New(limits, shaper.WithBucket(memory, "shared"))
+	shared, err := shaper.New(limits, shaper.WithBucket(memory, "shared", shared.Options{}))
 	require.NoError(t, err)
 	group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil })
 	require.NoError(t, err)

@@ -14,11 +14,11 @@ import (
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // openBucket returns the shared bucket of a plan, and a function that closes it.
-func openBucket(p plan) (b shaper.Bucket, closeBucket func(), err error) {
+func openBucket(p plan) (b shared.Bucket, closeBucket func(), err error) {
 	if !strings.HasPrefix(p.Addr, "postgres:") {
 		// MaxRetries is what users have by default: the client would repeat what may be repeated.
 		client := redis.NewClient(&redis.Options{

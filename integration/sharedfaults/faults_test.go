@@ -14,7 +14,7 @@ import (
 
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // d is the lateness of the fleets: a little more than the default, so that the tests show that
@@ -280,19 +280,19 @@ func killedThere(_ *fleet, db *servers.Postgres) {
 }
 
 // slots is for how long requests may leave in slots that were leased before an outage: these lie
-// [shaper.MaxAhead] ahead at most, and the latest call before may have taken 250 ms.
-const slots = shaper.MaxAhead + d + 250*time.Millisecond
+// [shared.MaxAhead] ahead at most, and the latest call before may have taken 250 ms.
+const slots = shared.MaxAhead + d + 250*time.Millisecond
 
 // isSilent is an outage. Nobody leaves until the server answers again, and then all leave at the
 // rate.
 func isSilent(f *fleet, begin, end func()) {
 	begin()
 	silent := time.Now().Add(slots)
-	f.waitsForState(shaper.BucketDown)
+	f.waitsForState(shared.StateDown)
 	time.Sleep(time.Until(silent) + 300*time.Millisecond)
 	to := time.Now()
 	end()
-	f.waitsForState(shaper.BucketShared)
+	f.waitsForState(shared.StateShared)
 	f.finally = append(f.finally, func(_ []report, l log) {
 		require.Empty(f.t, l.only(departed).between(silent, to), "nobody leaves")
 	})

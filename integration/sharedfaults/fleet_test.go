@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/servers"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // patience is how long a test waits for an event that must come. A busy machine may stop processes, each
@@ -225,10 +225,10 @@ func (f *fleet) waitsFor(what string, is func(report) bool) {
 }
 
 // waitsForState waits until each worker that lives finds its bucket in a state. In the state
-// [shaper.BucketShared] the latest call of each has succeeded.
-func (f *fleet) waitsForState(s shaper.BucketState) {
+// [shared.StateShared] the latest call of each has succeeded.
+func (f *fleet) waitsForState(s shared.State) {
 	f.t.Helper()
 	f.waitsFor("each finds its bucket "+string(s), func(r report) bool {
-		return r.Stats.Bucket.State == s && (s != shaper.BucketShared || r.Broken == "")
+		return r.Stats.Bucket.State == s && (s != shared.StateShared || r.Broken == "")
 	})
 }

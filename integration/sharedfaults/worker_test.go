@@ -15,6 +15,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // planVariable has the plan of a worker as JSON. A process that has it is a worker.
@@ -102,9 +103,10 @@ func work(text string) {
 	if err != nil {
 		panic(err)
 	}
-	w.shaper, err = shaper.New(w.plan.limits(), shaper.WithBucket(bucket, w.plan.Key), shaper.WithTrace(w.trace()),
-		shaper.WithColdGuard(w.plan.Guard),
-		shaper.WithPatience(time.Minute)) // longer than any outage here, also on a busy machine
+	w.shaper, err = shaper.New(w.plan.limits(), shaper.WithTrace(w.trace()), shaper.WithBucket(bucket, w.plan.Key, shared.Options{
+		ColdGuard: w.plan.Guard,
+		Patience:  time.Minute, // longer than any outage here, also on a busy machine
+	}))
 	if err != nil {
 		panic(err)
 	}

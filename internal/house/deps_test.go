@@ -79,7 +79,7 @@ const importPolicy = `
 
 	# What shows shapers to people needs nothing beside them, so that whoever wants the page
 	# gets no other module with it. (x/time for the type of a rate.)
-	inspect: std shaper internal/limitwords internal/replay golang.org/x/time/rate
+	inspect: std shaper shaper/shared internal/limitwords internal/replay golang.org/x/time/rate
 
 	# What finds a rate needs nothing of the engine but that a rate may change, and of HTTP what a
 	# Transport reads of an answer.
@@ -136,7 +136,7 @@ const nestedPolicy = `
 	# The shaper in Caddy: its core, its HTTP server and the adapter of its Caddyfile, with what
 	# these log by. It brings everything that an operator may name in a Caddyfile, so it knows
 	# the other modules too, except for those that are for Go programs.
-	caddyshaper: std shaper llm llm/gateway llm/promledger inspect config redisbucket pgbucket promshaper golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp github.com/caddyserver/caddy/v2/modules/logging github.com/dustin/go-humanize go.uber.org/zap go.uber.org/zap/exp/zapslog github.com/prometheus/client_golang/prometheus github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
+	caddyshaper: std shaper shaper/shared llm llm/gateway llm/promledger inspect config redisbucket pgbucket promshaper golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp github.com/caddyserver/caddy/v2/modules/logging github.com/dustin/go-humanize go.uber.org/zap go.uber.org/zap/exp/zapslog github.com/prometheus/client_golang/prometheus github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
 
 	# Its tests run it in front of a real upstream.
 	caddyshaper tests: github.com/caddyserver/caddy/v2/caddyconfig github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy
@@ -165,13 +165,13 @@ const nestedPolicy = `
 
 	# Metrics for Prometheus: its client, whose client_model is needed for histograms that are
 	# native and classic at once, with the protobuf runtime that makes values of its fields.
-	promshaper: std shaper golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
+	promshaper: std shaper shaper/shared golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
 
 	# What a scrape answers is read as Prometheus does.
 	promshaper tests: shaper/buckettest github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_golang/prometheus/testutil github.com/prometheus/common/expfmt google.golang.org/protobuf/encoding/protojson
 
 	# Metrics and span events for OpenTelemetry: its API, as the SDK is the program's choice.
-	otelshaper: std shaper go.opentelemetry.io/otel go.opentelemetry.io/otel/attribute go.opentelemetry.io/otel/metric go.opentelemetry.io/otel/trace
+	otelshaper: std shaper shaper/shared go.opentelemetry.io/otel go.opentelemetry.io/otel/attribute go.opentelemetry.io/otel/metric go.opentelemetry.io/otel/trace
 
 	# The SDK reads back what was told.
 	otelshaper tests: shaper/buckettest go.opentelemetry.io/otel/metric/noop go.opentelemetry.io/otel/sdk/metric go.opentelemetry.io/otel/sdk/metric/metricdata go.opentelemetry.io/otel/sdk/trace go.opentelemetry.io/otel/sdk/trace/tracetest

@@ -49,7 +49,7 @@
 //
 // # Processes that share a bucket
 //
-// A [SharedPace] is the common promise of processes that share a [shaper.Bucket]. It judges a
+// A [SharedPace] is the common promise of processes that share a [shared.Bucket]. It judges a
 // log of [Departure]s that they have written: every window of it, and the order within each
 // process. An [Extra] is the allowance for a fault.
 package model

@@ -1,6 +1,7 @@
-// Package shared defines [Bucket], the store of a level that several processes share. Package
-// shaper has its names too, and is enough for a program that uses a Bucket; this package is for
-// authors of one. Package buckettest has the tests that every Bucket must pass.
+// Package shared has what goes with a level that several processes share. Programs that use one need
+// [Options], and find its state in [Stats]; shaper.WithBucket takes both it and the store of the level, a
+// [Bucket]. Everything else is for authors of a Bucket. Package buckettest has the tests that every
+// Bucket must pass.
 package shared
 
 import (
@@ -23,10 +24,10 @@ import (
 //	Shard(key string) string
 //
 // which names the server of a key, or whatever fails as one: while one of them can't be asked,
-// the keys of the others are not affected (shaper.BucketEvent).
+// the keys of the others are not affected ([Event]).
 //
 // A Bucket must be safe for concurrent use. Both methods must return soon after ctx has ended,
-// which is after some 250 ms (shaper.WithBucketTimeout): until a call returns, the requests in line do
+// which is after some 250 ms ([Options.Timeout]): until a call returns, the requests in line do
 // not learn of an outage. If connecting takes longer, the Bucket must go on with that, or it would
 // begin anew with each call. Neither method may be repeated by the Bucket when it does not know
 // whether the first attempt was carried out: its units would be taken twice.
