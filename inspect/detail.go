@@ -11,6 +11,7 @@ import (
 
 	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // inDetail is how many waiters the detail of a bucket shows.
@@ -170,7 +171,7 @@ type waiterView struct {
 }
 
 // lineOf is newLine for the line of a bucket of the source.
-func (w *watched) lineOf(at time.Time, waiting int, waiters []shaper.Waiter) line {
+func (w *watched) lineOf(at time.Time, waiting int, waiters []watch.Waiter) line {
 	l := newLine(at, waiting, waiters)
 	if w.turns != nil {
 		for k := range l.Line {
@@ -180,7 +181,7 @@ func (w *watched) lineOf(at time.Time, waiting int, waiters []shaper.Waiter) lin
 	return l
 }
 
-func newLine(at time.Time, waiting int, waiters []shaper.Waiter) line {
+func newLine(at time.Time, waiting int, waiters []watch.Waiter) line {
 	l := line{At: at.UTC(), Waiting: max(waiting, len(waiters)), Line: []waiterView{}}
 	for k, w := range waiters {
 		l.Line = append(l.Line, waiterView{

@@ -11,6 +11,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/shared"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // recently is how long a bucket counts as refusing after it has refused.
@@ -333,7 +334,7 @@ type waits struct {
 	WithinS *float64 `json:"within_s"` // how far p99_s may be off; the others are off by less
 }
 
-func newWaits(of string, h shaper.Histogram) waits {
+func newWaits(of string, h watch.Histogram) waits {
 	w := waits{Of: of, Count: h.Count()}
 	w.P50S, _ = quantile(h, 0.5)
 	w.P95S, _ = quantile(h, 0.95)
@@ -342,7 +343,7 @@ func newWaits(of string, h shaper.Histogram) waits {
 }
 
 // quantile returns a quantile and how far it may be off; nil for a value that is no number.
-func quantile(h shaper.Histogram, q float64) (value, within *float64) {
+func quantile(h watch.Histogram, q float64) (value, within *float64) {
 	v, w := h.Quantile(q)
 	return finiteOrNil(v), finiteOrNil(w)
 }
@@ -371,7 +372,7 @@ type histogramsView struct {
 // values are in it. The last possible bound is infinite, which JSON can't say: null.
 type bars [][2]any
 
-func newBars(h shaper.Histogram) bars {
+func newBars(h watch.Histogram) bars {
 	b := bars{}
 	for upper, count := range h.Buckets() {
 		b = append(b, [2]any{finiteOrNil(upper), count})
@@ -383,13 +384,13 @@ func newBars(h shaper.Histogram) bars {
 // minute.
 type window struct {
 	mu     sync.Mutex
-	kept   [windowSeconds + 1]shaper.Histograms // a ring
+	kept   [windowSeconds + 1]watch.Histograms // a ring
 	taken  int
-	latest shaper.Histograms
+	latest watch.Histograms
 }
 
 // add remembers the present histograms.
-func (w *window) add(h shaper.Histograms) {
+func (w *window) add(h watch.Histograms) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.kept[w.taken%len(w.kept)] = h

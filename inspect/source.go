@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/shared"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // A Source is a limiter that an [Inspector] can show. [Of] makes one of a Shaper, [OfGroup] of a
@@ -46,7 +47,7 @@ type source interface {
 	top(n int) []keyCount
 
 	// histograms returns the histograms of all buckets together.
-	histograms() shaper.Histograms
+	histograms() watch.Histograms
 }
 
 // A bucketRef is one bucket of a source. It remains right while the bucket of its key
@@ -59,11 +60,11 @@ type bucketRef interface {
 	stats() (st shaper.Stats, ok bool)
 
 	// line returns the first waiters of its line; none if it is not in use.
-	line(max int) []shaper.Waiter
+	line(max int) []watch.Waiter
 
 	// refusals returns the bucket's own ones among the latest refusals of its source, the oldest
 	// first.
-	refusals() []shaper.Refusal
+	refusals() []watch.Refusal
 
 	// explain returns where its limits come from, or nil. It calls the function of
 	// [WithExplain].
@@ -157,11 +158,11 @@ func (s *openShaper) knowsAll() bool { return true }
 
 func (s *openShaper) stats() (shaper.Stats, bool) { return s.s.Stats(), true }
 
-func (s *openShaper) line(max int) []shaper.Waiter { return s.s.Line(max) }
+func (s *openShaper) line(max int) []watch.Waiter { return s.s.Line(max) }
 
-func (s *openShaper) refusals() []shaper.Refusal { return s.s.Refusals() }
+func (s *openShaper) refusals() []watch.Refusal { return s.s.Refusals() }
 
-func (s *openShaper) histograms() shaper.Histograms { return s.s.Histograms() }
+func (s *openShaper) histograms() watch.Histograms { return s.s.Histograms() }
 
 func (s *openShaper) explain() *rule { return nil }
 
@@ -423,7 +424,7 @@ func (s *openGroup[K]) textOf(key K) string {
 
 func (s *openGroup[K]) ref(key K) bucketRef { return &groupBucket[K]{s, key} }
 
-func (s *openGroup[K]) histograms() shaper.Histograms { return s.g.Histograms() }
+func (s *openGroup[K]) histograms() watch.Histograms { return s.g.Histograms() }
 
 // A groupBucket is the bucket of one key of a Group.
 type groupBucket[K comparable] struct {
@@ -441,9 +442,9 @@ func (b *groupBucket[K]) stats() (shaper.Stats, bool) {
 	return st, ok
 }
 
-func (b *groupBucket[K]) line(max int) []shaper.Waiter { return b.group.g.LineOf(b.key, max) }
+func (b *groupBucket[K]) line(max int) []watch.Waiter { return b.group.g.LineOf(b.key, max) }
 
-func (b *groupBucket[K]) refusals() (own []shaper.Refusal) {
+func (b *groupBucket[K]) refusals() (own []watch.Refusal) {
 	for _, r := range b.group.g.Refusals() {
 		if r.Key == any(b.key) {
 			own = append(own, r)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 const (
@@ -90,7 +91,7 @@ func (t *turns) sample(now time.Time) {
 }
 
 // secondOf returns the departures within a second. The keys of missed further ones are unknown.
-func secondOf(left []shaper.Departure, missed int) turnSecond {
+func secondOf(left []watch.Departure, missed int) turnSecond {
 	second := turnSecond{left: map[string]taken{}, others: taken{requests: missed}}
 	for _, d := range left {
 		sum := second.left[d.Key]
@@ -206,7 +207,7 @@ func (v *turnsView) fill(rows map[string]*turnView, seconds []turnSecond, most i
 	for _, second := range seconds {
 		for key, left := range second.left {
 			if rows[key] == nil {
-				rows[key] = newTurn(key, shaper.KeyLine{})
+				rows[key] = newTurn(key, watch.KeyLine{})
 			}
 			sum := sums[key]
 			sum.add(left)
@@ -257,7 +258,7 @@ func (v *turnsView) fill(rows map[string]*turnView, seconds []turnSecond, most i
 }
 
 // newTurn returns the row of a key. The line is zero if the key has none.
-func newTurn(key string, l shaper.KeyLine) *turnView {
+func newTurn(key string, l watch.KeyLine) *turnView {
 	row := &turnView{
 		Key: *keyText(key), ID: idOf(key), Cut: len(key) == maxTurnKey, raw: key,
 		Waiting: l.Waiting, Cost: l.Cost, Departed: []int{},
@@ -279,7 +280,7 @@ func keyText(key string) *string {
 }
 
 // keysIn returns how many keys the requests of a line have.
-func keysIn(line []shaper.Waiter) int {
+func keysIn(line []watch.Waiter) int {
 	keys := map[string]bool{}
 	for _, w := range line {
 		keys[w.Key] = true

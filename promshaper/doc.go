@@ -84,15 +84,15 @@
 // Both histograms are native and classic at once, and Prometheus takes the form that it is
 // configured for.
 //
-// The native one has schema 4. A bucket of [shaper.Histogram], which is 9 % wide, is exactly two
+// The native one has schema 4. A bucket of [watch.Histogram], which is 9 % wide, is exactly two
 // buckets of that schema, and each of the two gets half of its count. So counts up to a
-// bound of a shaper.Histogram are exact, and a quantile is in the bucket of the true one, at most
+// bound of a watch.Histogram are exact, and a quantile is in the bucket of the true one, at most
 // 9 % away. If Prometheus merges buckets to a coarser schema, because of
 // native_histogram_bucket_limit, the two halves go to different buckets, which moves a
 // quantile by up to 4.4 % more. A wait below a microsecond counts as a microsecond, and a spacing
 // below 1/256 or above 256 as that.
 //
-// The classic buckets end at bounds of a shaper.Histogram, so their counts are exact too. These
+// The classic buckets end at bounds of a watch.Histogram, so their counts are exact too. These
 // bounds are not round: there is le="1.0442737824274138" and not le="1", which is in the middle of
 // a bucket. The bucket with le="0" has the requests that left at once. [WithWaitBuckets] sets
 // other bounds.

@@ -10,7 +10,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/proto"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 var (
@@ -26,7 +26,7 @@ type histogram struct {
 
 // newHistogram makes a metric of a Histogram. classic has the classic buckets, as numbers of
 // the buckets of the Histogram.
-func newHistogram(desc *prometheus.Desc, h shaper.Histogram, classic []int, rule string) prometheus.Metric {
+func newHistogram(desc *prometheus.Desc, h watch.Histogram, classic []int, rule string) prometheus.Metric {
 	zeros, positive := nativeBuckets(h)
 	m, err := prometheus.NewConstNativeHistogram(desc, h.Count(), h.Sum(), positive, nil, zeros,
 		schema, prometheus.DefNativeHistogramZeroThreshold, time.Time{}, rule)
@@ -47,16 +47,16 @@ func (h histogram) Write(to *dto.Metric) error {
 }
 
 // schema is the resolution of the native histograms. The upper bound of bucket i of schema 4 is
-// 2 to the power of i/16, and bucket k of a [shaper.Histogram] ends at 2 to the power of (2k+1)/16. So
+// 2 to the power of i/16, and bucket k of a [watch.Histogram] ends at 2 to the power of (2k+1)/16. So
 // bucket k is exactly the two buckets 2k and 2k+1. (The buckets of schema 3 are as wide as those
-// of a shaper.Histogram, but each of their bounds is in the middle of one of its buckets, so no
+// of a watch.Histogram, but each of their bounds is in the middle of one of its buckets, so no
 // count would be exact.)
 const schema = 4
 
 // nativeBuckets returns the buckets of a native histogram by their numbers. How the values of a
 // bucket of a Histogram spread over its two is not known, so each gets half of them, and the
 // upper one also the odd one. As both halves of a growing count grow, no bucket ever goes back.
-func nativeBuckets(h shaper.Histogram) (zeros uint64, positive map[int]int64) {
+func nativeBuckets(h watch.Histogram) (zeros uint64, positive map[int]int64) {
 	positive = map[int]int64{}
 	for bound, n := range h.Buckets() {
 		if bound == 0 {
@@ -73,7 +73,7 @@ func nativeBuckets(h shaper.Histogram) (zeros uint64, positive map[int]int64) {
 }
 
 // numberOf returns the number of the bucket of a Histogram with an upper bound above 0.
-func numberOf(h shaper.Histogram, bound float64) int {
+func numberOf(h watch.Histogram, bound float64) int {
 	if math.IsInf(bound, 1) { // The last one. The greatest value stands in the middle of its bucket.
 		middle, _ := h.Quantile(1)
 		return int(math.Round(8 * math.Log2(middle)))
@@ -129,7 +129,7 @@ func numberUpTo(v float64) int {
 
 // classicBuckets returns the cumulative counts of a Histogram up to 0, and up to and with each of
 // the buckets of the given numbers, which ascend.
-func classicBuckets(h shaper.Histogram, numbers []int) []*dto.Bucket {
+func classicBuckets(h watch.Histogram, numbers []int) []*dto.Bucket {
 	counts := make([]uint64, 1+len(numbers)+1) // not cumulative; the last is of all that is above
 	for bound, n := range h.Buckets() {
 		if bound == 0 {

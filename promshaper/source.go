@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // A Source can be reported by a [Collector]. [Of] makes one of a Shaper, [OfGroup] of a
@@ -13,7 +14,7 @@ type Source interface{ read() *reading }
 // A reading is the state of a source.
 type reading struct {
 	at         time.Time
-	histograms shaper.Histograms
+	histograms watch.Histograms
 
 	// Stats are from a Shaper. For a Group only the fields are set that its own Stats
 	// have too.

@@ -153,7 +153,7 @@ type gate interface {
 func (d *dispatcher) letsAllThrough() bool { return d.gate != nil && d.gate.letsAllThrough() }
 
 // prepare makes the dispatcher ready for use, with a ticker that may serve others already.
-func (d *dispatcher) prepare(o options, t *ticker, w *watch) {
+func (d *dispatcher) prepare(o options, t *ticker, w *observer) {
 	d.name, d.trace, d.watcher, d.lineTimeout = o.name, o.trace, w, o.lineTimeout
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
 	d.attachments = &noAttachments

@@ -8,6 +8,7 @@ import (
 
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/internal/fair"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // WithFairQueue makes the keys of a [Shaper] share its rate. Its line then consists of a line for
@@ -339,26 +340,16 @@ func (s *Shaper) limiterByKey(key KeyFunc, r *http.Request) (inner, error) {
 	return s.of(k), nil
 }
 
-// A KeyLine is the line of a key in a [Shaper] [WithFairQueue].
-type KeyLine struct {
-	Key        string
-	Weight     int
-	Waiting    int
-	Cost       int           // of all its requests in line; the greatest int if that is exceeded
-	OldestWait time.Duration // of a request in line; a retry of a Transport starts at 0
-	Leaves     time.Time     // of its first request, as Waiter.Leaves
-}
-
 // Keys returns the keys that have requests in line, at most max, the next to leave first. It holds the
 // lock for less than a microsecond for each request that leaves before the first one of the
 // last of these keys. Without [WithFairQueue] there are none.
-func (s *Shaper) Keys(max int) []KeyLine {
+func (s *Shaper) Keys(max int) []watch.KeyLine {
 	s.mustBeMade()
 	q := s.fairQueue()
 	if q == nil || max <= 0 {
 		return nil
 	}
-	var found []KeyLine
+	var found []watch.KeyLine
 	for {
 		now := s.lockFlow(&s.flow)
 		n := min(max, q.keys())
@@ -368,15 +359,15 @@ func (s *Shaper) Keys(max int) []KeyLine {
 			return found
 		}
 		s.unlockAndArm()
-		found = make([]KeyLine, 0, min(max, n+n/8)) // Some more may come meanwhile.
+		found = make([]watch.KeyLine, 0, min(max, n+n/8)) // Some more may come meanwhile.
 	}
 }
 
 // LongestKeys returns keys of a [Shaper] [WithFairQueue] that have requests in line, at most max: first
-// the key whose latest request would leave last. [KeyLine.Leaves] is zero, as predicting it takes a look at
+// the key whose latest request would leave last. [watch.KeyLine.Leaves] is zero, as predicting it takes a look at
 // each key. It holds the lock for less than a microsecond for each key that it returns, however many
 // keys and requests there are. Without [WithFairQueue] it returns nil, and with it never.
-func LongestKeys(s *Shaper, max int) []KeyLine {
+func LongestKeys(s *Shaper, max int) []watch.KeyLine {
 	s.mustBeMade()
 	q := s.fairQueue()
 	if q == nil {
@@ -384,7 +375,7 @@ func LongestKeys(s *Shaper, max int) []KeyLine {
 	}
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
-	found := []KeyLine{}
+	found := []watch.KeyLine{}
 	for item := range q.turns.Longest() {
 		if len(found) >= max {
 			break
@@ -395,7 +386,7 @@ func LongestKeys(s *Shaper, max int) []KeyLine {
 }
 
 // keyLineOf returns the line of a key at an instant, of its first request. Leaves is not set.
-func keyLineOf(f *flow, item *fair.Item[inLine], now int64) KeyLine {
+func keyLineOf(f *flow, item *fair.Item[inLine], now int64) watch.KeyLine {
 	ln := item.Line()
 	if f.bucket.several { // Its turns cost something else.
 		ln.Cost = 0
@@ -407,11 +398,11 @@ func keyLineOf(f *flow, item *fair.Item[inLine], now int64) KeyLine {
 	if w := waiterOf(ln.FirstNewcomer); w != nil {
 		since = min(since, w.at)
 	}
-	return KeyLine{Key: ln.Key, Weight: ln.Weight, Waiting: ln.Waiting, Cost: int(min(ln.Cost, math.MaxInt)), OldestWait: time.Duration(now - since)}
+	return watch.KeyLine{Key: ln.Key, Weight: ln.Weight, Waiting: ln.Waiting, Cost: int(min(ln.Cost, math.MaxInt)), OldestWait: time.Duration(now - since)}
 }
 
 // appendKeys appends the first n keys.
-func (q *fairQueue) appendKeys(to []KeyLine, n int, f *flow, o origin, now int64) []KeyLine {
+func (q *fairQueue) appendKeys(to []watch.KeyLine, n int, f *flow, o origin, now int64) []watch.KeyLine {
 	v, next := f.view(), q.turns.Walk()
 	for ahead := (load{}); len(to) < n; {
 		item := next()

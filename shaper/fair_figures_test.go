@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // The costs of a key may add up to more than an int of 32 bits counts.
@@ -41,16 +42,16 @@ func TestTheLongestKeysAreFoundAmongMany(t *testing.T) {
 			synctest.Wait()
 		}
 		g.at(50 * ms)
-		require.Equal(t, []shaper.KeyLine{
+		require.Equal(t, []watch.KeyLine{
 			{Key: "long", Weight: 1, Waiting: 5, Cost: 5, OldestWait: 50 * ms},
 			{Key: "dear", Weight: 2, Waiting: 1, Cost: 4, OldestWait: 50 * ms},
 			{Key: "tJ", Weight: 1, Waiting: 1, Cost: 1, OldestWait: 50 * ms},
 		}, shaper.LongestKeys(g.Shaper, 3))
 		require.Len(t, shaper.LongestKeys(g.Shaper, 1000), 202)
-		require.Equal(t, []shaper.KeyLine{}, shaper.LongestKeys(g.Shaper, 0))
+		require.Equal(t, []watch.KeyLine{}, shaper.LongestKeys(g.Shaper, 0))
 		require.NoError(t, g.Close())
 		synctest.Wait()
-		require.Equal(t, []shaper.KeyLine{}, shaper.LongestKeys(g.Shaper, 3))
+		require.Equal(t, []watch.KeyLine{}, shaper.LongestKeys(g.Shaper, 3))
 	}, shaper.WithFairQueue(func(key string) int { return strings.Count(key, "e") + 1 }))
 }
 
@@ -66,7 +67,7 @@ func TestARecordingTellsWhoHasLeft(t *testing.T) {
 		g.cancel("c1")
 		left, all := r.Departures(0)
 		require.EqualValues(t, 3, all)
-		require.Equal(t, []shaper.Departure{
+		require.Equal(t, []watch.Departure{
 			{At: g.start.Add(100 * ms), Key: "a", Cost: 1}, {At: g.start.Add(200 * ms), Key: "b", Cost: 1}, {At: g.start.Add(300 * ms), Key: "a", Cost: 1},
 		}, left)
 		left, all = r.Departures(all)
@@ -76,7 +77,7 @@ func TestARecordingTellsWhoHasLeft(t *testing.T) {
 		require.NoError(t, g.For(long).WaitN(context.Background(), 2), "the bucket is empty: it does not wait")
 		left, all = r.Departures(all)
 		require.EqualValues(t, 4, all)
-		require.Equal(t, []shaper.Departure{{At: g.start.Add(time.Second), Key: long[:256], Cost: 2}}, left)
+		require.Equal(t, []watch.Departure{{At: g.start.Add(time.Second), Key: long[:256], Cost: 2}}, left)
 		left, _ = r.Departures(0)
 		require.Len(t, left, 3, "it keeps no more")
 		r.Stop()

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 func TestWhoWouldLeaveLastIsRefused(t *testing.T) {
@@ -81,10 +82,10 @@ func TestARefusalAfterAWaitIsToldWithItsKey(t *testing.T) {
 		require.ElementsMatch(t, []string{`refused "a" after 40ms, waiting 1`, `enqueued "b" after 0s, waiting 2`}, told[3:])
 		refusals := g.Refusals()
 		require.Len(t, refusals, 1)
-		require.Equal(t, shaper.Refusal{At: g.start.Add(40 * ms), Reason: shaper.ErrQueueFull, RetryAfter: 60 * ms, Cost: 1, Key: "a"}, refusals[0])
+		require.Equal(t, watch.Refusal{At: g.start.Add(40 * ms), Reason: shaper.ErrQueueFull, RetryAfter: 60 * ms, Cost: 1, Key: "a"}, refusals[0])
 		require.False(t, g.For("c").Allow())
 		require.Equal(t, "c", g.Refusals()[1].Key)
-		require.Equal(t, []shaper.Waiter{
+		require.Equal(t, []watch.Waiter{
 			{Key: "a", Cost: 1, Since: g.start, Leaves: g.start.Add(100 * ms)},
 			{Key: "b", Cost: 1, Since: g.start.Add(40 * ms), Leaves: g.start.Add(200 * ms)},
 		}, g.Line(9))
@@ -144,7 +145,7 @@ func TestForecastsOfKeysComeTrue(t *testing.T) {
 			}()
 			synctest.Wait()
 			if len(waits) == 0 {
-				var last shaper.Waiter
+				var last watch.Waiter
 				for _, w := range s.Line(100) {
 					if w.Key == key {
 						last = w

@@ -163,7 +163,7 @@ type keyShard[K comparable] struct {
 	group *Group[K]
 
 	// The lock of the dispatcher guards these.
-	watch
+	observer
 	closedFlow   *keyedFlow[K]        // refuses all calls when the Group is closed; has no key; nil: none has come
 	unlimited    *keyedFlow[K]        // lets all calls leave; for keys that need no bucket and find no room for one; has no key; nil: none has come
 	table        keyed.Table[K, flow] // light: buckets that need not be remembered; see insertLocked
@@ -249,7 +249,7 @@ func (g *Group[K]) makeShards(o options) {
 // newShard makes a shard.
 func (g *Group[K]) newShard(o options) *keyShard[K] {
 	s := &keyShard[K]{group: g, table: keyed.NewTable[K, flow](&g.counts), overrides: keyed.NewOverrides[K, Limits](&g.overridden)}
-	s.prepare(o, &g.ticker, &s.watch)
+	s.prepare(o, &g.ticker, &s.observer)
 	s.host, s.totals = s, new(totals)
 	s.waiters.most = int32(maxSpares / len(g.all))
 	s.sweepTimer = keyed.NewTimer(s.sweep)

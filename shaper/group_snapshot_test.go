@@ -19,6 +19,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // This file tests Snapshot and Restore of a Group.
@@ -166,7 +167,7 @@ func TestTopOutlivesARestart(t *testing.T) {
 		refuse("b", 4)
 		refuse("c", 1)
 		require.NoError(t, g.Restore([]byte(snapshot)))
-		require.Equal(t, []shaper.KeyCount[string]{{Key: "b", Count: 6}, {Key: "a", Count: 5}, {Key: "c", Count: 1}}, g.Top(9))
+		require.Equal(t, []watch.KeyCount[string]{{Key: "b", Count: 6}, {Key: "a", Count: 5}, {Key: "c", Count: 1}}, g.Top(9))
 	})
 }
 
@@ -306,7 +307,7 @@ func TestGroupSnapshotsOfVersion1AreRead(t *testing.T) {
 			st[key] = fmt.Sprint(s.Level, " ", s.HeldUntil.Sub(g.start) > 0, " ", s.BlockedUntil.Sub(g.start) > 0)
 		}
 		require.Equal(t, map[string]string{"alice": "30 false false", "bob": "0 true true", "\xff": "0.5 false false"}, st)
-		require.Equal(t, []shaper.KeyCount[string]{{Key: "alice", Count: 12, Error: 3}, {Key: "\xff", Count: 8, Error: 1}}, g.Top(9))
+		require.Equal(t, []watch.KeyCount[string]{{Key: "alice", Count: 12, Error: 3}, {Key: "\xff", Count: 8, Error: 1}}, g.Top(9))
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // This file holds that each key of a Group has a Shaper of its own, as far as its
@@ -385,10 +386,10 @@ func (st *keyStorm) blow() {
 	st.meddle(func() { st.g.Reload() })
 	st.meddleWith(func() meddled { return st.g.Limiter(stormKeys[rand.N(len(stormKeys))]) })
 	st.meddle(st.looks(func() shaper.Stats { return totalsOf(st.g.Stats()) }))
-	w := watch{fault: st.fault}
+	w := looker{fault: st.fault}
 	st.meddle(func() {
 		key := stormKeys[rand.N(len(stormKeys))]
-		w.look(st.g, func(most int) []shaper.Waiter { return st.g.Line(key, most) }, func(most int) *shaper.Recording { return st.g.Record(key, most) })
+		w.look(st.g, func(most int) []watch.Waiter { return st.g.Line(key, most) }, func(most int) *shaper.Recording { return st.g.Record(key, most) })
 		_ = st.g.SetLimits(key, stormLimits[rand.N(len(stormLimits))])
 		_ = st.g.ResetLimits(stormKeys[rand.N(len(stormKeys))])
 	})

@@ -16,10 +16,11 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // spread returns the bounds and counts of a Histogram.
-func spread(h shaper.Histogram) map[float64]uint64 { return maps.Collect(h.Buckets()) }
+func spread(h watch.Histogram) map[float64]uint64 { return maps.Collect(h.Buckets()) }
 
 // atOne is the upper bound of the bucket around 1.
 var atOne = math.Exp2(1. / 16)
@@ -54,7 +55,7 @@ func TestSpacingOfACombIsOne(t *testing.T) {
 					enters(wait, tt.costs...)
 				}
 				time.Sleep(30 * 24 * time.Hour)
-				for name, h := range map[string]shaper.Histograms{"Shaper": s.Histograms(), "dry run": dry.Histograms(), "Group": g.Histograms()} {
+				for name, h := range map[string]watch.Histograms{"Shaper": s.Histograms(), "dry run": dry.Histograms(), "Group": g.Histograms()} {
 					require.Equal(t, map[float64]uint64{atOne: tt.line}, spread(h.Spacing), name)
 					require.InDelta(t, float64(tt.line), h.Spacing.Sum(), 1e-4, name)
 					require.Equal(t, uint64(len(tt.costs)), h.Wait.Count(), name)
@@ -329,13 +330,13 @@ func TestQuantilesKeepTheirBound(t *testing.T) {
 }
 
 func TestAnEmptyHistogramHasNoQuantiles(t *testing.T) {
-	requireNaN := func(h shaper.Histogram, q float64) {
+	requireNaN := func(h watch.Histogram, q float64) {
 		t.Helper()
 		value, within := h.Quantile(q)
 		require.True(t, math.IsNaN(value) && math.IsNaN(within), q)
 	}
 	s := mustMake(t, shaper.Limits{Rate: 1})
-	requireNaN(shaper.Histogram{}, 0.5)
+	requireNaN(watch.Histogram{}, 0.5)
 	requireNaN(s.Histograms().Wait, 0.5)
 	require.Empty(t, spread(s.Histograms().Wait))
 	require.True(t, s.Allow())
@@ -367,7 +368,7 @@ func TestHistogramOfAWindow(t *testing.T) {
 		require.Equal(t, uint64(2), both.Spacing.Sub(first.Spacing).Count())
 		require.Equal(t, uint64(2), first.Wait.Count())
 		require.Equal(t, spread(first.Wait), spread(first.Wait.Sub(empty.Wait)))
-		require.Equal(t, spread(both.Wait), spread(both.Wait.Sub(shaper.Histogram{})))
+		require.Equal(t, spread(both.Wait), spread(both.Wait.Sub(watch.Histogram{})))
 		require.Zero(t, both.Wait.Sub(both.Wait).Count())
 		require.Zero(t, both.Wait.Sub(both.Wait).Sum())
 		require.Zero(t, first.Wait.Sub(both.Wait).Count(), "not earlier")

@@ -16,6 +16,7 @@ import (
 
 	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // This file holds what storms are made of. A storm is everything at once from many
@@ -412,20 +413,20 @@ func atOnce(all ...func() error) error {
 
 // watched has the methods of a Shaper and of a Group for those who watch it.
 type watched interface {
-	Histograms() shaper.Histograms
-	Refusals() []shaper.Refusal
+	Histograms() watch.Histograms
+	Refusals() []watch.Refusal
 }
 
 // A watch looks at all that is told while a storm blows, from one goroutine, and says what
 // cannot be.
-type watch struct {
+type looker struct {
 	fault     func(format string, args ...any)
 	waits     uint64 // the most that a Histogram has counted so far
 	recording *shaper.Recording
 }
 
 // look takes one look. line and record are the methods of the Shaper or of a key.
-func (w *watch) look(at watched, line func(int) []shaper.Waiter, record func(int) *shaper.Recording) {
+func (w *looker) look(at watched, line func(int) []watch.Waiter, record func(int) *shaper.Recording) {
 	before := w.waits
 	h := at.Histograms()
 	w.waits = h.Wait.Count()

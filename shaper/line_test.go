@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 const msec = time.Millisecond
@@ -33,7 +34,7 @@ func TestLineShowsWhoLeavesWhen(t *testing.T) {
 		enters(s.WaitN, 1, 1, 1, 3) // Two leave at once.
 		time.Sleep(5 * msec)
 		enters(s.WaitN, 1)
-		want := []shaper.Waiter{
+		want := []watch.Waiter{
 			{Cost: 1, Since: t0, Leaves: t0.Add(10 * msec)},
 			{Cost: 3, Since: t0, Leaves: t0.Add(30 * msec)},
 			{Cost: 1, Since: t0.Add(5 * msec), Leaves: t0.Add(50 * msec)},
@@ -116,7 +117,7 @@ func TestLineWithACapAndARetry(t *testing.T) {
 		go func() { release, _ := shaper.EnterAsReentry(s, context.Background(), 7); ends <- release }()
 		synctest.Wait()
 		require.Equal(t, 100*msec, wait)
-		require.Equal(t, []shaper.Waiter{
+		require.Equal(t, []watch.Waiter{
 			{Cost: 7, Since: now, Leaves: now.Add(100 * msec)},
 			{Cost: 1, Since: now, Leaves: now.Add(200 * msec)},
 			{Cost: 2, Since: now, Leaves: now.Add(300 * msec)},
@@ -155,7 +156,7 @@ func TestLineWithACapDoesNotShowAStampede(t *testing.T) {
 		}
 		time.Sleep(50 * time.Second)
 		want := []time.Duration{50*time.Second + msec, 51 * time.Second, 52 * time.Second}
-		shown := func(line []shaper.Waiter) (leave []time.Duration) {
+		shown := func(line []watch.Waiter) (leave []time.Duration) {
 			for _, w := range line {
 				leave = append(leave, w.Leaves.Sub(t0))
 			}
@@ -187,10 +188,10 @@ func TestLineOfAKeyMakesNoBucket(t *testing.T) {
 		require.Zero(t, asked)
 		now := time.Now()
 		enters(g.Limiter("a").WaitN, 1, 2)
-		require.Equal(t, []shaper.Waiter{{Cost: 2, Since: now, Leaves: now.Add(time.Second)}}, g.Line("a", 5))
+		require.Equal(t, []watch.Waiter{{Cost: 2, Since: now, Leaves: now.Add(time.Second)}}, g.Line("a", 5))
 		require.Nil(t, g.Line("b", 5))
 		enters(g.Limiter("b").WaitN, 1, 3)
-		require.Equal(t, []shaper.Waiter{{Cost: 3, Since: now, Leaves: now.Add(time.Second)}}, g.Line("b", 5))
+		require.Equal(t, []watch.Waiter{{Cost: 3, Since: now, Leaves: now.Add(time.Second)}}, g.Line("b", 5))
 		require.Nil(t, g.Line("a", 0))
 		require.NoError(t, g.Close())
 		require.Nil(t, g.Line("a", 5))

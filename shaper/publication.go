@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"example.com/leakybucket/shaper/watch"
 )
 
 // A publication is a view by which requests are refused without the lock. A refusal under the
@@ -245,7 +247,7 @@ func (s *refusalStripes) addTo(st *Stats, refused refusals, d *dispatcher) {
 
 // latest returns the latest refusals of each stripe. The Key of each is the number of the one
 // that the dispatcher has noted before it.
-func (s *refusalStripes) latest(d *dispatcher) (found []Refusal) {
+func (s *refusalStripes) latest(d *dispatcher) (found []watch.Refusal) {
 	s.each(func(stripe *refusalStripe) {
 		found = append(found, stripe.refusals(d, func(i uint64) any { return stripe.after[i%keptRefusals] })...)
 	})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // A Recording keeps the outcomes of the latest requests of one bucket. [Shaper.Record] and
@@ -49,14 +50,7 @@ type ending struct {
 	err    error
 }
 
-// A Departure is a request that left while a [Recording] was made of a [Shaper] [WithFairQueue].
-type Departure struct {
-	At   time.Time // when its slot was handed out
-	Key  string    // at most 256 bytes: the rest of a longer key is cut off
-	Cost int
-}
-
-// A departure is a [Departure] in a [Recording].
+// A departure is a [watch.Departure] in a [Recording].
 type departure struct {
 	at, cost int64
 	key      string
@@ -175,14 +169,14 @@ func (r *Recording) Arrivals() []Arrival {
 // after ones. It also returns how many have left, which is what to give the next time to be told of
 // new ones only. They are in the order in which their calls returned. Without [WithFairQueue] there
 // are none.
-func (r *Recording) Departures(after uint64) (left []Departure, all uint64) {
+func (r *Recording) Departures(after uint64) (left []watch.Departure, all uint64) {
 	r.d.lockAndAdvance()
 	defer r.d.unlockAndArm()
 	all = r.leftAll
 	first := max(after, all-uint64(len(r.left)))
 	for n := first; n < all; n++ {
 		each := r.left[n%uint64(r.max)]
-		left = append(left, Departure{r.d.timeOf(each.at), each.key, int(each.cost)})
+		left = append(left, watch.Departure{At: r.d.timeOf(each.at), Key: each.key, Cost: int(each.cost)})
 	}
 	return left, all
 }
@@ -198,7 +192,7 @@ func (r *Recording) addLeft(left departure) {
 }
 
 // record adds a request to recordings, with the decision. It returns the arrival if the request waits, else nil.
-func (o *watch) record(into []*Recording, r arrived, dec decision) *arrival {
+func (o *observer) record(into []*Recording, r arrived, dec decision) *arrival {
 	if len(into) == 0 || dec.event == noEvent || dec.event == askEvent {
 		return nil
 	}
@@ -225,7 +219,7 @@ func (o *watch) record(into []*Recording, r arrived, dec decision) *arrival {
 func (a *arrival) ended(waited int64, err error) { a.end.Store(&ending{waited, err}) }
 
 // recordLeft tells the recordings of a request with a key whose departure is counted.
-func (o *watch) recordLeft(at, cost int64, key any) {
+func (o *observer) recordLeft(at, cost int64, key any) {
 	name, ok := key.(string)
 	if len(o.recordings) == 0 || !ok {
 		return

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // This file tests guarantee 6 (prediction) and the fields of a refusal.
@@ -235,24 +236,24 @@ func TestRefusalsAreTheLatest(t *testing.T) {
 		enters(s.WaitN, 1, 1)
 		soon, cancel := context.WithTimeout(t.Context(), 5*msec)
 		defer cancel()
-		var want []shaper.Refusal
+		var want []watch.Refusal
 		refused := func(n int, err error) {
 			t.Helper()
 			var rejected *shaper.RejectError
 			require.ErrorAs(t, err, &rejected)
-			want = append(want, shaper.Refusal{At: time.Now(), Reason: rejected.Reason, RetryAfter: rejected.RetryAfter, Cost: n})
+			want = append(want, watch.Refusal{At: time.Now(), Reason: rejected.Reason, RetryAfter: rejected.RetryAfter, Cost: n})
 			require.Equal(t, want, s.Refusals())
 		}
 		refused(2, s.WaitN(t.Context(), 2))
 		time.Sleep(msec)
 		refused(7, s.WaitN(soon, 7))
 		require.False(t, s.Allow())
-		want = append(want, shaper.Refusal{At: t0.Add(msec), Reason: shaper.ErrQueueFull, RetryAfter: 19 * msec, Cost: 1})
+		want = append(want, watch.Refusal{At: t0.Add(msec), Reason: shaper.ErrQueueFull, RetryAfter: 19 * msec, Cost: 1})
 		require.Equal(t, want, s.Refusals())
 		refused(math.MaxInt, s.WaitN(t.Context(), math.MaxInt))
 		require.NoError(t, s.Close())
 		synctest.Wait()
-		want = append(want, shaper.Refusal{At: time.Now(), Reason: shaper.ErrClosed, Cost: 1})
+		want = append(want, watch.Refusal{At: time.Now(), Reason: shaper.ErrClosed, Cost: 1})
 		require.Equal(t, want, s.Refusals(), "Close has refused the one that waited")
 		for n := range 100 {
 			refused(1+n, s.WaitN(t.Context(), 1+n))
@@ -289,7 +290,7 @@ func TestRefusalsOfAGroupTellTheKey(t *testing.T) {
 				enters(g.Limiter("b").WaitN, 1, 1, 5)
 				now := time.Now()
 				require.Equal(t, dry, g.Allow("a"))
-				want := []shaper.Refusal{
+				want := []watch.Refusal{
 					{At: now, Reason: shaper.ErrQueueFull, RetryAfter: time.Second, Cost: 5, Key: "b"},
 					{At: now, Reason: shaper.ErrQueueFull, RetryAfter: 2 * time.Second, Cost: 1, Key: "a"},
 				}
@@ -314,7 +315,7 @@ func TestRefusalsOfAGroupTellTheKey(t *testing.T) {
 					_ = g.WaitN(t.Context(), fmt.Sprint("key ", n), 1+n)
 				}
 				for n, r := range g.Refusals() {
-					require.Equal(t, shaper.Refusal{At: now, Reason: shaper.ErrClosed, Cost: 1 + n, Key: fmt.Sprint("key ", n)}, r)
+					require.Equal(t, watch.Refusal{At: now, Reason: shaper.ErrClosed, Cost: 1 + n, Key: fmt.Sprint("key ", n)}, r)
 				}
 			})
 		})
@@ -340,7 +341,7 @@ func TestARefusalInLineIsRememberedAtItsInstant(t *testing.T) {
 		require.NoError(t, s.Close())
 		require.NoError(t, g.Close())
 		time.Sleep(time.Hour)
-		for _, found := range [][]shaper.Refusal{s.Refusals(), g.Refusals()} {
+		for _, found := range [][]watch.Refusal{s.Refusals(), g.Refusals()} {
 			require.Len(t, found, 1)
 			require.Equal(t, shaper.ErrClosed, found[0].Reason)
 			require.Equal(t, closed, found[0].At)

@@ -29,7 +29,7 @@ type Shaper struct {
 	dispatcher
 	flow      flow
 	ownTicker ticker
-	watch     // the lock of the dispatcher guards it
+	observer  // the lock of the dispatcher guards it
 }
 
 // New makes a [Shaper] with limits l. The error comes from [Limits.Validate], or says which
@@ -49,7 +49,7 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	}
 	s := &Shaper{flow: flow{bucket: bucket{cold: new(cold)}, entered: -1}}
 	s.flow.lineOrNew().order = o.fair.newOrder()
-	s.prepare(o, &s.ownTicker, &s.watch)
+	s.prepare(o, &s.ownTicker, &s.observer)
 	if o.fair != nil {
 		s.keysRefused = new([keptRefusals]any)
 	}

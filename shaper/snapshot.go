@@ -450,7 +450,7 @@ type savedTop struct {
 	Keys  []savedCount `json:"keys"`
 }
 
-// savedCount is a [KeyCount].
+// savedCount is a [watch.KeyCount].
 type savedCount struct {
 	Key   json.RawMessage `json:"key"`
 	Count uint64          `json:"count"`

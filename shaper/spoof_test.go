@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // Whoever can make up addresses, as any customer with an IPv6 prefix can, meets a
@@ -176,7 +177,7 @@ func TestTopOfAGroup(t *testing.T) {
 				require.True(t, g.AllowN("allow", 2))
 				require.Equal(t, opts != nil, g.AllowN("allow", 2))
 				require.NoError(t, ignore(g.Forecast("never", 1)))
-				want := []shaper.KeyCount[string]{{Key: "often", Count: 3}, {Key: "waits", Count: 1}, {Key: "allow", Count: 1}}
+				want := []watch.KeyCount[string]{{Key: "often", Count: 3}, {Key: "waits", Count: 1}, {Key: "allow", Count: 1}}
 				require.Equal(t, want, g.Top(9))
 				require.Equal(t, want[:1], g.Top(1))
 				require.Empty(t, g.Top(0))

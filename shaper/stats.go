@@ -9,6 +9,7 @@ import (
 
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/shared"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // Stats is the state of a [Shaper] at one instant: first gauges, then totals, which only
@@ -193,23 +194,11 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.D
 	return v.expected(j.wait), nil
 }
 
-// A Waiter is a request in the line, as [Shaper.Line] shows it.
-type Waiter struct {
-	Key  string // of a Shaper WithFairQueue, else empty
-	Cost int
-	// Since is when the request entered the line.
-	Since time.Time
-	// Leaves is when the request is predicted to leave, if all requests ahead of it stay
-	// and nothing changes, as [Shaper.Forecast] predicts for newcomers. With
-	// [Limits.InFlight] it is an estimate for all that stand behind the free seats.
-	Leaves time.Time
-}
-
 // Line returns the first requests in line, at most so many, the next to leave first. A max
 // of 0 or less gives none. It takes nothing from the line. It holds the lock for some tens
 // of nanoseconds per request, and for 100,000 requests that is milliseconds: so ask for no
 // more than is needed. In a dry run it is the line of the shadow.
-func (s *Shaper) Line(max int) []Waiter {
+func (s *Shaper) Line(max int) []watch.Waiter {
 	s.mustBeMade()
 	line, _ := s.lineOf(max, func() *flow { return &s.flow })
 	return line
@@ -219,7 +208,7 @@ func (s *Shaper) Line(max int) []Waiter {
 // has no line. For a key that shares a bucket it is the line of all keys that share it;
 // to find that bucket, the limits function is called. Once a key has a bucket of its own, its
 // requests that still wait in the one it has shared are not shown.
-func (g *Group[K]) Line(key K, max int) []Waiter {
+func (g *Group[K]) Line(key K, max int) []watch.Waiter {
 	g.mustBeMade()
 	line, found := g.shardOf(key).line(key, max)
 	if found || max <= 0 || g.rings.Len() == 0 {
@@ -243,14 +232,14 @@ func (g *Group[K]) Line(key K, max int) []Waiter {
 
 // LineOf is [Group.Line] for a key that has a bucket of its own, and nothing for any other. So
 // it never calls the limits function.
-func (g *Group[K]) LineOf(key K, max int) []Waiter {
+func (g *Group[K]) LineOf(key K, max int) []watch.Waiter {
 	g.mustBeMade()
 	line, _ := g.shardOf(key).line(key, max)
 	return line
 }
 
 // line is LineOf, and reports whether the key has a bucket of its own.
-func (s *keyShard[K]) line(key K, most int) (line []Waiter, found bool) {
+func (s *keyShard[K]) line(key K, most int) (line []watch.Waiter, found bool) {
 	return s.lineOf(most, func() *flow {
 		if kf := s.table.Get(key); kf != nil {
 			return &kf.Value
@@ -261,7 +250,7 @@ func (s *keyShard[K]) line(key K, most int) (line []Waiter, found bool) {
 
 // lineOf is Line for the flow that a function finds under the lock, and reports whether there
 // is one; if not, the function returns nil.
-func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found bool) {
+func (d *dispatcher) lineOf(most int, find func() *flow) (line []watch.Waiter, found bool) {
 	if most <= 0 {
 		return nil, false
 	}
@@ -281,17 +270,17 @@ func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found b
 			return line, f != nil
 		}
 		d.unlockAndArm()
-		line = make([]Waiter, 0, min(most, n+n/8)) // Some more may come meanwhile.
+		line = make([]watch.Waiter, 0, min(most, n+n/8)) // Some more may come meanwhile.
 	}
 }
 
 // readLine fills a slice with the first in the line, which has as many at least.
-func (f *flow) readLine(o origin, now int64, line []Waiter) {
+func (f *flow) readLine(o origin, now int64, line []watch.Waiter) {
 	v, ahead, next := f.view(), load{}, f.line.walk()
 	for i := range line {
 		w := next()
 		wait := v.leavesIn(now, v.placeBehind(f, ahead, w))
-		line[i] = Waiter{Cost: int(w.cost), Since: o.timeOf(w.at), Leaves: o.timeOf(exact.Sum(now, int64(wait)))}
+		line[i] = watch.Waiter{Cost: int(w.cost), Since: o.timeOf(w.at), Leaves: o.timeOf(exact.Sum(now, int64(wait)))}
 		if f.line.order != nil {
 			line[i].Key = f.line.order.keyOf(w)
 		}
@@ -445,33 +434,19 @@ func (s *keyShard[K]) stats(key K) (st Stats, ok bool) {
 	return s.statsLocked(&kf.Value, now), true
 }
 
-// KeyCount is how many calls of one key met its limit: were refused, or had to wait,
-// or in a dry run would have. There is a fixed number m of counters, whatever the number of
-// keys, so a count may be too high, but never too low:
-//
-//   - The true number is at least Count − Error and at most Count.
-//   - Error is 0 for all keys until more than m different keys have met their limits. From
-//     then on it is at most N/m, where N is the number of such calls of all keys together.
-//   - A key with more than N/m such calls always has a counter.
-type KeyCount[K comparable] struct {
-	Key   K
-	Count uint64 // calls that met the limit, at most
-	Error uint64 // how many of Count may be those of other keys
-}
-
 // Top returns the n keys that meet their limits most: the keys with the most calls that
 // were refused or had to wait, or in a dry run would have, most first. It remembers
-// keys whose buckets are gone, in fixed memory; [KeyCount] says how exact it is, with
+// keys whose buckets are gone, in fixed memory; [watch.KeyCount] says how exact it is, with
 // m = 1,024.
-func (g *Group[K]) Top(n int) []KeyCount[K] {
+func (g *Group[K]) Top(n int) []watch.KeyCount[K] {
 	g.mustBeMade()
 	counts := g.limited.Top(n)
 	if counts == nil {
 		return nil
 	}
-	top := make([]KeyCount[K], len(counts))
+	top := make([]watch.KeyCount[K], len(counts))
 	for i, c := range counts {
-		top[i] = KeyCount[K](c)
+		top[i] = watch.KeyCount[K](c)
 	}
 	return top
 }

@@ -303,7 +303,7 @@ func (st *shaperStorm) blow() {
 	})
 	st.meddleWith(func() meddled { return st.s })
 	st.meddle(st.looks(st.s.Stats))
-	w := watch{fault: st.fault}
+	w := looker{fault: st.fault}
 	st.meddle(func() { w.look(st.s, st.s.Line, st.s.Record) })
 }
 

@@ -16,7 +16,7 @@ import (
 func onTicker(tk *ticker, l Limits) *Shaper {
 	s := &Shaper{flow: flow{bucket: newBucket(l), entered: -1}}
 	s.flow.lineOrNew()
-	s.prepare(options{}, tk, &s.watch)
+	s.prepare(options{}, tk, &s.observer)
 	return s
 }
 

@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/watch"
 )
 
-// A watch is the watcher of a [Shaper], or of a shard of a [Group]: it keeps histograms, the latest refusals,
+// An observer is the watcher of a [Shaper], or of a shard of a [Group]: it keeps histograms, the latest refusals,
 // and recordings.
-type watch struct {
+type observer struct {
 	measures    *measures          // nil: no request has waited yet
 	refusalRing *refusalRing       // nil: no request has been refused yet
 	keysRefused *[keptRefusals]any // the keys of refusalRing; nil: requests have no keys that it knows
@@ -19,7 +20,7 @@ type watch struct {
 }
 
 // refused remembers a refusal.
-func (o *watch) refused(at, cost int64, key any, why rejection, seen bool) error {
+func (o *observer) refused(at, cost int64, key any, why rejection, seen bool) error {
 	ring := o.refusalRing
 	if ring == nil {
 		ring = o.refusalRingLocked()
@@ -35,7 +36,7 @@ func (o *watch) refused(at, cost int64, key any, why rejection, seen bool) error
 }
 
 // left counts for how long a request has waited, and tells the recordings that it has left.
-func (o *watch) left(at, waited, cost int64, key any) {
+func (o *observer) left(at, waited, cost int64, key any) {
 	if waited > 0 {
 		countIn(o.measuresLocked().waits[:], lowestWait, time.Duration(waited).Seconds())
 	}
@@ -43,7 +44,7 @@ func (o *watch) left(at, waited, cost int64, key any) {
 }
 
 // decided adds a request to the recordings of a [Shaper], with the decision.
-func (o *watch) decided(a arrived, key any, dec decision) (e ender) {
+func (o *observer) decided(a arrived, key any, dec decision) (e ender) {
 	if a := o.record(o.recordings, a, dec); a != nil {
 		e = a
 	}
@@ -74,7 +75,7 @@ type refusalRecord struct {
 // It is not inlined into refused, which takes less time without its call.
 //
 //go:noinline
-func (o *watch) refusalRingLocked() *refusalRing {
+func (o *observer) refusalRingLocked() *refusalRing {
 	o.refusalRing = new(refusalRing)
 	return o.refusalRing
 }
@@ -101,14 +102,14 @@ func (r *refusalRing) newError(why rejection) *RejectError {
 // last returns the latest refusal. There has been one.
 func (r *refusalRing) last() *refusalRecord { return &r.latest[(r.count-1)%keptRefusals] }
 
-// refusals returns the content of the ring, each [Refusal] with the Key that keyOf returns for
+// refusals returns the content of the ring, each [watch.Refusal] with the Key that keyOf returns for
 // its number.
-func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []Refusal {
+func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []watch.Refusal {
 	first := r.count - min(r.count, keptRefusals)
-	found := make([]Refusal, 0, r.count-first)
+	found := make([]watch.Refusal, 0, r.count-first)
 	for i := first; i < r.count; i++ {
 		record := r.latest[i%keptRefusals]
-		found = append(found, Refusal{
+		found = append(found, watch.Refusal{
 			At: d.timeOf(record.at), Reason: reasonErrors[record.reason], RetryAfter: record.retryAfter, Cost: int(record.cost), Key: keyOf(i),
 		})
 	}
@@ -116,7 +117,7 @@ func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []R
 }
 
 // measuresLocked returns the measures of a dispatcher, and makes them if there are none.
-func (o *watch) measuresLocked() *measures {
+func (o *observer) measuresLocked() *measures {
 	if o.measures == nil {
 		o.measures = new(measures)
 	}
@@ -129,7 +130,7 @@ const shortestSpacing = 1. / 4096
 
 // begins records the departure that precedes the first departure out of a new line. At level 0 it
 // records none: that departure may be long ago, and not the schedule but a hold or the cap keeps the request.
-func (o *watch) begins(ln *line, now int64) {
+func (o *observer) begins(ln *line, now int64) {
 	b := &ln.flow.bucket
 	ln.leftAt, ln.above = unknown, 0
 	if !b.empty.After(exact.At(now)) {
@@ -144,17 +145,17 @@ func (o *watch) begins(ln *line, now int64) {
 // newHead notes if the request that has just become the head of the line is due already.
 // Then it was kept by the head before it, and not by the schedule. So no spacing is counted
 // for it, nor for the next one, as the level stays below Burst.
-func (o *watch) newHead(ln *line, now int64) {
+func (o *observer) newHead(ln *line, now int64) {
 	if ln.head != nil && !ln.flow.bucket.due(ln.head.cost).After(exact.At(now)) {
 		ln.above = float32(math.NaN())
 	}
 }
 
 // rescheduled notes that the next spacing would not be one of the schedule alone.
-func (o *watch) rescheduled(ln *line) { ln.leftAt = unknown }
+func (o *observer) rescheduled(ln *line) { ln.leftAt = unknown }
 
 // departs counts the spacing of the departure that the head of a line, of cost n, makes at an instant.
-func (o *watch) departs(ln *line, at, n int64) {
+func (o *observer) departs(ln *line, at, n int64) {
 	b := &ln.flow.bucket
 	leftAt, scheduled := ln.leftAt, float64(ln.above)+float64(min(b.burst, n))
 	ln.leftAt, ln.above = at, float32(max(0, n-b.burst))
@@ -175,15 +176,6 @@ func (o *watch) departs(ln *line, at, n int64) {
 	countIn(m.spacings[:], lowestSpacing, spacing)
 }
 
-// A Refusal is a request that was refused.
-type Refusal struct {
-	At         time.Time
-	Reason     error         // ErrQueueFull, ErrTooLate, ErrTooCostly, ErrClosed or ErrUnavailable
-	RetryAfter time.Duration // as in the RejectError
-	Cost       int
-	Key        any // the request's key in a Group, or in a Shaper WithFairQueue (a string); nil in another Shaper
-}
-
 // keptRefusals is how many refusals are remembered. It is a power of 2.
 const keptRefusals = 64
 
@@ -191,9 +183,9 @@ const keptRefusals = 64
 // refusal of a request that waited is noted when its call returns, so a newcomer's may come before
 // it. A dry run has refusals of the requests that would have been refused when they came. Waits in its shadow
 // that Close ends are counted in [Stats], and not shown here.
-func (s *Shaper) Refusals() []Refusal {
+func (s *Shaper) Refusals() []watch.Refusal {
 	s.mustBeMade()
-	var others []Refusal
+	var others []watch.Refusal
 	var keys [keptRefusals]any
 	found := s.latestRefusals(&s.dispatcher, func() {
 		others = s.stripes.latest(&s.dispatcher)
@@ -202,7 +194,7 @@ func (s *Shaper) Refusals() []Refusal {
 		}
 	})
 	found = append(found, others...)
-	slices.SortStableFunc(found, func(a, b Refusal) int {
+	slices.SortStableFunc(found, func(a, b watch.Refusal) int {
 		return cmp.Or(cmp.Compare(a.Key.(uint64), b.Key.(uint64)), a.At.Compare(b.At))
 	})
 	found = found[max(0, len(found)-keptRefusals):]
@@ -213,9 +205,9 @@ func (s *Shaper) Refusals() []Refusal {
 }
 
 // Refusals is [Shaper.Refusals] for all keys together.
-func (g *Group[K]) Refusals() []Refusal {
+func (g *Group[K]) Refusals() []watch.Refusal {
 	g.mustBeMade()
-	var all []Refusal
+	var all []watch.Refusal
 	for _, s := range g.all {
 		var keys [keptRefusals]refusedKey[K]
 		found := s.latestRefusals(&s.dispatcher, func() {
@@ -229,7 +221,9 @@ func (g *Group[K]) Refusals() []Refusal {
 		all = append(all, found...)
 	}
 	// The refusals of one shard are in their order already.
-	slices.SortFunc(all, func(a, b Refusal) int { return cmp.Compare(a.Key.(refusedKey[K]).number, b.Key.(refusedKey[K]).number) })
+	slices.SortFunc(all, func(a, b watch.Refusal) int {
+		return cmp.Compare(a.Key.(refusedKey[K]).number, b.Key.(refusedKey[K]).number)
+	})
 	all = all[max(0, len(all)-keptRefusals):]
 	for i := range all {
 		all[i].Key = all[i].Key.(refusedKey[K]).key
@@ -253,8 +247,8 @@ func (s *keyShard[K]) keepRefusedKeyLocked(key K) {
 }
 
 // latestRefusals is Refusals for the refusals that a dispatcher has told of. also is called under
-// the lock. The Key of each [Refusal] is its number, for the caller to replace it.
-func (o *watch) latestRefusals(d *dispatcher, also func()) []Refusal {
+// the lock. The Key of each [watch.Refusal] is its number, for the caller to replace it.
+func (o *observer) latestRefusals(d *dispatcher, also func()) []watch.Refusal {
 	var log refusalRing
 	d.lockAndAdvance()
 	if o.refusalRing != nil {

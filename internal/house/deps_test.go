@@ -21,10 +21,16 @@ const importPolicy = `
 	# The idea knows no engine, no file format and no metrics library: whoever
 	# needs a line pays for nothing else. The type of a rate is x/time's, so that
 	# users of its limiter need not convert.
-	shaper: std internal/exact internal/fair internal/httpfield internal/settle shaper/shared golang.org/x/time/rate
+	shaper: std internal/exact internal/fair internal/histogram internal/httpfield internal/settle shaper/shared shaper/watch golang.org/x/time/rate
 
 	# What a Bucket is knows no Shaper: whoever writes one needs nothing else.
 	shaper/shared: std
+
+	# What is shown to people is values, without the Shaper that they are of.
+	shaper/watch: std internal/histogram
+
+	# How values are counted in buckets says nothing of what they are.
+	internal/histogram: std
 
 	# Exact time knows rates and numbers, and nothing of what is counted with it. It is the
 	# one arithmetic of the engine and of whatever computes what the engine would do.
@@ -79,7 +85,7 @@ const importPolicy = `
 
 	# What shows shapers to people needs nothing beside them, so that whoever wants the page
 	# gets no other module with it. (x/time for the type of a rate.)
-	inspect: std shaper shaper/shared internal/limitwords internal/replay golang.org/x/time/rate
+	inspect: std shaper shaper/shared shaper/watch internal/limitwords internal/replay golang.org/x/time/rate
 
 	# What finds a rate needs nothing of the engine but that a rate may change, and of HTTP what a
 	# Transport reads of an answer.
@@ -117,7 +123,7 @@ const importPolicy = `
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime internal/made
+	test: std unsafe syscall shaper shaper/shared shaper/watch shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime internal/made
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for
@@ -165,7 +171,7 @@ const nestedPolicy = `
 
 	# Metrics for Prometheus: its client, whose client_model is needed for histograms that are
 	# native and classic at once, with the protobuf runtime that makes values of its fields.
-	promshaper: std shaper shaper/shared golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
+	promshaper: std shaper shaper/shared shaper/watch golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
 
 	# What a scrape answers is read as Prometheus does.
 	promshaper tests: shaper/buckettest github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_golang/prometheus/testutil github.com/prometheus/common/expfmt google.golang.org/protobuf/encoding/protojson

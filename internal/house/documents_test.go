@@ -521,7 +521,7 @@ func rounded(value float64) string {
 
 // The table of names has names that are there: of the public API, of Prometheus and of OpenTelemetry.
 func TestTheNamesInTheTableOfWordsAreInUse(t *testing.T) {
-	api := read(t, "../../shaper/testdata/api.txt") + read(t, "../../shaper/shared/testdata/api.txt")
+	api := read(t, "../../shaper/testdata/api.txt") + read(t, "../../shaper/shared/testdata/api.txt") + read(t, "../../shaper/watch/testdata/api.txt")
 	inUse := []struct{ name, file string }{
 		{`shaper_\w+`, "../../promshaper/doc.go"},
 		{`shaper\.[a-z_.]+`, "../../otelshaper/doc.go"},
