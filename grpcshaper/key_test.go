@@ -225,7 +225,7 @@ func TestWaitNOfAPerKeyDoesNotPassOverTheCap(t *testing.T) {
 func TestCallsAndBytesAreChargedTheirOwnCosts(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
 		methods, bytes := made.Group[string](t, "1 per 1h burst 9"), made.Shaper(t, "1 per 1h burst 99")
-		l := shaper.Chain(shaper.WithCostOf(grpcshaper.PerKey(methods, grpcshaper.ByMethod()), func(int) int { return 1 }), bytes)
+		l := shaper.Chain(shaper.Priced(grpcshaper.PerKey(methods, grpcshaper.ByMethod()), func(int) int { return 1 }), bytes)
 		r := onServer(t, service{}, grpc.UnaryInterceptor(grpcshaper.UnaryServerInterceptor(l,
 			grpcshaper.WithCost(func(context.Context, string, any) int { return 20 }))))
 		require.NoError(t, r.call(t.Context()))

@@ -98,5 +98,5 @@ func WithRetrySpread(d time.Duration) Option {
 // line of a client. The default is one minute. With 0 or less, refusals hold nothing.
 //
 // The bucket that is held is the one for which the call has waited. Within a [shaper.Chain]
-// or [shaper.WithCostOf] a [PerKey] is not held; use two interceptors instead of such a Chain.
+// or [shaper.Priced] a [PerKey] is not held; use two interceptors instead of such a Chain.
 func WithMaxHold(d time.Duration) Option { return func(o *options) { o.maxHold = d } }

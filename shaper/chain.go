@@ -31,7 +31,7 @@ func (l *ChainLimiter) Acquire(ctx context.Context, n int) (release func(), err 
 // Reserve is WaitN for a request whose cost is known only when it has ended: it reserves the estimate
 // of one [Limiter] after the other, and settle settles with all that have a method like [Shaper.Reserve]. For the others
 // the estimate stands, and settle releases their seats. If a later Limiter refuses the request, or the context ends
-// there, the earlier ones get back the part that has not drained meanwhile. [WithCostOf] converts both the
+// there, the earlier ones get back the part that has not drained meanwhile. [Priced] converts both the
 // estimate and the actual cost. (There is no AtMost, as the Limiters may count different things: call it on
 // the Limiter whose units the upstream reports.)
 func (l *ChainLimiter) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
@@ -73,7 +73,7 @@ func (l *ChainLimiter) mayDryRun() bool { return l.chain.mayDryRun() }
 // waits.
 //
 // Each Limiter is charged the cost of the request. Where one counts requests and another the
-// tokens or bytes of a request, give the first a cost of its own by [WithCostOf]: otherwise a
+// tokens or bytes of a request, give the first a cost of its own by [Priced]: otherwise a
 // request of 1,000 tokens is charged 1,000 requests.
 //
 // A Chain of no Limiters admits every request whose context has not ended. If one of the
@@ -240,12 +240,12 @@ func (c *chain) asksDoneToWait() bool {
 	return !slices.ContainsFunc(c.links, func(l inner) bool { return !l.asksDoneToWait() })
 }
 
-// WithCostOf returns l as a [Limiter] that is charged cost(n) for a request of cost n. It gives
+// Priced returns l as a [Limiter] that is charged cost(n) for a request of cost n. It gives
 // each Limiter of a [Chain] a cost of its own. This is for an API that allows 500 requests and
 // 200,000 tokens a minute:
 //
 //	perRequest := func(int) int { return 1 }
-//	c := shaper.Chain(shaper.WithCostOf(requests, perRequest), tokens)
+//	c := shaper.Chain(shaper.Priced(requests, perRequest), tokens)
 //	err := c.WaitN(ctx, 1000) // charges 1 request and 1,000 tokens
 //
 // The function is called once in each call, on the goroutine of the call and outside any lock, and
@@ -261,13 +261,13 @@ func (c *chain) asksDoneToWait() bool {
 // if l has one. Behind it a Chain, a Middleware and a Transport find all that they find in l.
 //
 // If l or cost is nil, every call returns an error that says so, and a hold does nothing. For a nil
-// [*Shaper] WithCostOf itself panics.
-func WithCostOf(l Limiter, cost func(n int) int) Limiter {
+// [*Shaper] Priced itself panics.
+func Priced(l Limiter, cost func(n int) int) Limiter {
 	switch {
 	case l == nil:
-		return &ChainLimiter{chain{broken: errors.New("shaper: WithCostOf: the Limiter is nil")}}
+		return &ChainLimiter{chain{broken: errors.New("shaper: Priced: the Limiter is nil")}}
 	case cost == nil:
-		return &ChainLimiter{chain{broken: errors.New("shaper: WithCostOf: cost is nil, must be a function")}}
+		return &ChainLimiter{chain{broken: errors.New("shaper: Priced: cost is nil, must be a function")}}
 	}
 	p := &priced{innerOf(l), cost} // A pointer, so that two Limiters can be compared.
 	if err := brokenOf(p.inner); err != nil {
@@ -279,7 +279,7 @@ func WithCostOf(l Limiter, cost func(n int) int) Limiter {
 	return p
 }
 
-// A priced is the Limiter of [WithCostOf]. It embeds the inner for all other methods.
+// A priced is the Limiter of [Priced]. It embeds the inner for all other methods.
 type priced struct {
 	inner
 	costOf func(n int) int

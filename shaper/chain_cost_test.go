@@ -24,7 +24,7 @@ func TestEachLimiterOfAChainHasACostOfItsOwn(t *testing.T) {
 		start := time.Now()
 		requests := mustMake(t, limitsOf(t, "500/min burst 500 depth 9"))
 		tokens := mustMake(t, limitsOf(t, "200000/min burst 200000 depth 9"))
-		c := shaper.Chain(shaper.WithCostOf(requests, one), tokens)
+		c := shaper.Chain(shaper.Priced(requests, one), tokens)
 		require.NoError(t, c.WaitN(t.Context(), 1000))
 		require.Equal(t, [2]float64{1, 1000}, [2]float64{requests.Stats().Level, tokens.Stats().Level})
 		require.NoError(t, c.WaitN(t.Context(), 2000))
@@ -67,8 +67,8 @@ func TestACostOfItsOwnIsChargedByEveryLimiterInEveryWay(t *testing.T) {
 				require.NoError(t, err)
 				defer g.Close()
 				other := rate.NewLimiter(1, 100)
-				for _, l := range []shaper.Limiter{s, g.Limiter("a"), other, shaper.WithCostOf(shaper.Chain(s), half)} {
-					require.NoError(t, call(shaper.WithCostOf(l, half), 41))
+				for _, l := range []shaper.Limiter{s, g.Limiter("a"), other, shaper.Priced(shaper.Chain(s), half)} {
+					require.NoError(t, call(shaper.Priced(l, half), 41))
 				}
 				require.EqualValues(t, 30, s.Stats().Level)
 				st, _ := g.StatsOf("a")
@@ -90,7 +90,7 @@ func TestARequestThatCostsALimiterNothingPassesIt(t *testing.T) {
 				require.True(t, other.Allow())
 				for _, l := range []shaper.Limiter{s, other, shaper.Chain(s, other)} {
 					start := time.Now()
-					require.NoError(t, call(shaper.WithCostOf(l, free), 5))
+					require.NoError(t, call(shaper.Priced(l, free), 5))
 					require.Zero(t, time.Since(start))
 				}
 				require.Zero(t, s.Stats().Departed)
@@ -98,7 +98,7 @@ func TestARequestThatCostsALimiterNothingPassesIt(t *testing.T) {
 		})
 	}
 	ctx := closedContext()
-	require.Equal(t, context.Canceled, shaper.WithCostOf(rate.NewLimiter(1, 1), free).WaitN(ctx, 1))
+	require.Equal(t, context.Canceled, shaper.Priced(rate.NewLimiter(1, 1), free).WaitN(ctx, 1))
 }
 
 // A request of no tokens is a request all the same.
@@ -106,7 +106,7 @@ func TestARequestOfCost0IsChargedWhereEachRequestIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		requests, other := mustMake(t, limitsOf(t, "1/s burst 9")), rate.NewLimiter(1, 1)
 		require.True(t, other.Allow())
-		l := shaper.WithCostOf(requests, one)
+		l := shaper.Priced(requests, one)
 		for i, c := range []shaper.Limiter{l, shaper.Chain(l, other), shaper.Chain(other, shaper.Chain(l))} {
 			require.NoError(t, c.WaitN(t.Context(), 0))
 			require.EqualValues(t, 2*i+1, requests.Stats().Level)
@@ -121,7 +121,7 @@ func TestARequestOfCost0IsChargedWhereEachRequestIs(t *testing.T) {
 func TestANegativeCostOfItsOwnIsAMistake(t *testing.T) {
 	s := mustMake(t, limitsOf(t, "1/s burst 9"))
 	asked := 0
-	l := shaper.WithCostOf(s, func(n int) int { asked++; return -n })
+	l := shaper.Priced(s, func(n int) int { asked++; return -n })
 	for name, call := range costCalls {
 		want := shaper.ErrNegativeCost.Error()
 		if name == "Middleware" {
@@ -139,7 +139,7 @@ func TestANegativeCostOfItsOwnIsAMistake(t *testing.T) {
 // What a Chain, a Middleware and a Transport look for in a Limiter is found behind the cost, too.
 func TestACostOfItsOwnHidesNothingOfALimiter(t *testing.T) {
 	play(t, "1/s depth 2 inflight 1", func(g *stage) {
-		l := shaper.WithCostOf(g.Shaper, one)
+		l := shaper.Priced(g.Shaper, one)
 		require.ErrorContains(t, l.WaitN(t.Context(), 9), "use Acquire")
 		release, err := acquirerOf(l)(t.Context(), 9)
 		require.NoError(t, err)
@@ -164,14 +164,14 @@ func TestACostOfItsOwnHidesNothingOfALimiter(t *testing.T) {
 		require.NotEmpty(t, state)
 		require.NoError(t, g.Close())
 	})
-	other := shaper.WithCostOf(rate.NewLimiter(1, 1), one)
+	other := shaper.Priced(rate.NewLimiter(1, 1), one)
 	_, ok := other.(interface{ Stats() shaper.Stats })
 	require.False(t, ok, "x/time's Limiter has no Stats")
 }
 
 func TestACostOfItsOwnInADryRunLeavesItsVerdict(t *testing.T) {
 	play(t, "1/s", func(g *stage) {
-		l := shaper.WithCostOf(g.Shaper, one)
+		l := shaper.Priced(g.Shaper, one)
 		for _, want := range []string{"left", "full, retry 1s"} {
 			ctx := shaper.ContextWithVerdict(t.Context())
 			require.NoError(t, shaper.Chain(l).WaitN(ctx, 9))

@@ -347,10 +347,10 @@ func TestAContextIsNotAskedAgainWhenTheSlotIsSpent(t *testing.T) {
 	})
 }
 
-// If a Chain or a WithCostOf with a nil Limiter lacked a method, a caller that looks for the method
+// If a Chain or a Priced with a nil Limiter lacked a method, a caller that looks for the method
 // would panic or do without it, and would never learn that a Limiter is nil.
 func TestANilLimiterIsAnErrorOfEveryCall(t *testing.T) {
-	const noLimiter, noCost = "shaper: WithCostOf: the Limiter is nil", "shaper: WithCostOf: cost is nil, must be a function"
+	const noLimiter, noCost = "shaper: Priced: the Limiter is nil", "shaper: Priced: cost is nil, must be a function"
 	other := rate.NewLimiter(1, 1)
 	const second = "shaper: Chain: Limiter 1 is nil"
 	free := func(int) int { return 0 }
@@ -358,10 +358,10 @@ func TestANilLimiterIsAnErrorOfEveryCall(t *testing.T) {
 		l    shaper.Limiter
 		want string
 	}{
-		{shaper.WithCostOf(nil, one), noLimiter}, {shaper.WithCostOf(other, nil), noCost},
-		{shaper.WithCostOf(shaper.Chain(other, nil), one), second}, {shaper.WithCostOf(shaper.Chain(other, nil), free), second},
-		{shaper.Chain(shaper.WithCostOf(other, nil)), noCost}, {shaper.Chain(shaper.WithCostOf(nil, one), other), noLimiter},
-		{shaper.Chain(other, nil, other), second}, {shaper.Chain(other, shaper.Chain(other, nil)), second}, {shaper.WithCostOf(shaper.Chain(shaper.WithCostOf(other, nil)), free), noCost},
+		{shaper.Priced(nil, one), noLimiter}, {shaper.Priced(other, nil), noCost},
+		{shaper.Priced(shaper.Chain(other, nil), one), second}, {shaper.Priced(shaper.Chain(other, nil), free), second},
+		{shaper.Chain(shaper.Priced(other, nil)), noCost}, {shaper.Chain(shaper.Priced(nil, one), other), noLimiter},
+		{shaper.Chain(other, nil, other), second}, {shaper.Chain(other, shaper.Chain(other, nil)), second}, {shaper.Priced(shaper.Chain(shaper.Priced(other, nil)), free), noCost},
 	} {
 		for n := range 2 {
 			require.EqualError(t, c.l.WaitN(t.Context(), n), c.want)
@@ -380,7 +380,7 @@ func TestANilLimiterIsAnErrorOfEveryCall(t *testing.T) {
 		require.EqualError(t, err, c.want)
 	}
 	require.PanicsWithValue(t, "shaper: this Shaper is nil or zero and can't be used; make one with shaper.New", func() {
-		shaper.WithCostOf((*shaper.Shaper)(nil), one)
+		shaper.Priced((*shaper.Shaper)(nil), one)
 	})
 }
 

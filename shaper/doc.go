@@ -39,7 +39,7 @@
 // A [Group] keeps one bucket per key, for example one per client. Everything said here
 // about a Shaper holds for each of its buckets, which are created and deleted as their
 // keys are used. A [Chain] applies several limiters to one request. It charges each of
-// them the same cost, unless [WithCostOf] gives one another cost. [WithDryRun] shows
+// them the same cost, unless [Priced] gives one another cost. [WithDryRun] shows
 // which requests a limit would delay or refuse, before it is enforced.
 //
 // Several processes share the level of a bucket, and so its rate and burst, with

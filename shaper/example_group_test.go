@@ -73,7 +73,7 @@ func ExampleChain() {
 
 // An API allows 500 requests and 200,000 tokens a minute. A request costs as many tokens as it has,
 // and one request.
-func ExampleWithCostOf() {
+func ExamplePriced() {
 	tell := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { fmt.Println(e.Name, e.Cost) }})
 	requests, err := shaper.New(shaper.Limits{Rate: 500. / 60, Depth: 1000}, shaper.WithName("requests"), tell)
 	if err != nil {
@@ -84,7 +84,7 @@ func ExampleWithCostOf() {
 		panic(err)
 	}
 	perRequest := func(int) int { return 1 }
-	api := shaper.Chain(shaper.WithCostOf(requests, perRequest), tokens)
+	api := shaper.Chain(shaper.Priced(requests, perRequest), tokens)
 	fmt.Println(api.WaitN(context.Background(), 1000))
 	// Output:
 	// requests 1

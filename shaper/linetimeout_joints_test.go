@@ -123,12 +123,12 @@ func TestActualSettlesTheRefusalThatIsReturned(t *testing.T) {
 func TestATransportSendsWhatMiddlewareHasReservedInOtherUnits(t *testing.T) {
 	s, err := New(Limits{Rate: 1e-3, Burst: 100, Depth: 10})
 	require.NoError(t, err)
-	l := WithCostOf(s, func(n int) int { return 2 * n })
+	l := Priced(s, func(n int) int { return 2 * n })
 	answers := roundTrips(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 	})
 	behindMiddleware(l, httptest.NewRequest("GET", "/", nil), func(ctx context.Context) {
-		for _, limiter := range []Limiter{l, WithCostOf(s, func(n int) int { return n })} { // The second is another one.
+		for _, limiter := range []Limiter{l, Priced(s, func(n int) int { return n })} { // The second is another one.
 			r, err := http.NewRequestWithContext(ctx, "GET", "http://upstream.example", nil)
 			require.NoError(t, err)
 			_, err = Transport{Limiter: limiter, Base: answers}.RoundTrip(r)

@@ -223,7 +223,7 @@ func TestNoFunctionOfACallerRunsUnderALock(t *testing.T) {
 			s, err := New(Limits{Rate: 1, Depth: 9, Burst: 9, InFlight: 9})
 			require.NoError(t, err)
 			w.watch(&s.dispatcher)
-			c := Chain(WithCostOf(s, func(int) int { w.hear("price"); return 1 }))
+			c := Chain(Priced(s, func(int) int { w.hear("price"); return 1 }))
 			_, err = c.Forecast(1)
 			require.NoError(t, err)
 			require.NoError(t, s.Do(t.Context(), 1, func(context.Context) error { w.hear("Do"); return nil }))

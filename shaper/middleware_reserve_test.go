@@ -50,7 +50,7 @@ func TestAHandlerSettlesWhatMiddlewareHasReserved(t *testing.T) {
 			return shaper.Chain(must(shaper.New(l)), s)
 		}, 3, true},
 		{"a cost in other units", func(s *shaper.Shaper) shaper.Limiter {
-			return shaper.WithCostOf(s, func(n int) int { return 2 * n })
+			return shaper.Priced(s, func(n int) int { return 2 * n })
 		}, 6, true},
 		{"another type that reserves", func(s *shaper.Shaper) shaper.Limiter { return onlyReserves{s} }, 3, true},
 		{"another type that does not", func(s *shaper.Shaper) shaper.Limiter {

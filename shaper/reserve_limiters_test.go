@@ -125,7 +125,7 @@ func TestAllEntrancesOfAKeyLeadToItsBucket(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, time.Second, wait)
 
-		dear := shaper.WithCostOf(s.For("a"), func(n int) int { return 2 * n })
+		dear := shaper.Priced(s.For("a"), func(n int) int { return 2 * n })
 		settle, err := dear.(interface {
 			Reserve(ctx context.Context, estimate int) (settle func(actual int), err error)
 		}).Reserve(ctx, 3)
@@ -143,7 +143,7 @@ func TestAChainSettlesWithAllItsLimiters(t *testing.T) {
 		require.NoError(t, err)
 		tokens, err := shaper.New(shaper.Limits{Rate: 10, Burst: 100})
 		require.NoError(t, err)
-		c := shaper.Chain(shaper.WithCostOf(requests, func(int) int { return 1 }), tokens)
+		c := shaper.Chain(shaper.Priced(requests, func(int) int { return 1 }), tokens)
 		settle, err := c.Reserve(context.Background(), 80)
 		require.NoError(t, err)
 		settle(30)

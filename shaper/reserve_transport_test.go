@@ -162,7 +162,7 @@ func TestATransportSettlesWithAnyLimiterThatCan(t *testing.T) {
 		}{
 			"a key":     {keys.Limiter("a"), func() float64 { return keys.Limiter("a").Stats().Level }},
 			"a chain":   {shaper.Chain(rate.NewLimiter(rate.Inf, 0), keys.Limiter("b")), func() float64 { return keys.Limiter("b").Stats().Level }},
-			"its price": {shaper.WithCostOf(keys.Limiter("c"), func(n int) int { return n }), func() float64 { return keys.Limiter("c").Stats().Level }},
+			"its price": {shaper.Priced(keys.Limiter("c"), func(n int) int { return n }), func() float64 { return keys.Limiter("c").Stats().Level }},
 			"embedded":  {embedded, func() float64 { return g.Stats().Level }},
 		} {
 			client := &http.Client{Transport: &shaper.Transport{

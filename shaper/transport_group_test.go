@@ -63,7 +63,7 @@ type playedLine struct {
 var (
 	linesOfShapers = []playedLine{
 		{name: "a Shaper", of: func(s *shaper.Shaper) shaper.Limiter { return s }},
-		{name: "a Shaper with a cost of its own", of: func(s *shaper.Shaper) shaper.Limiter { return shaper.WithCostOf(s, one) }},
+		{name: "a Shaper with a cost of its own", of: func(s *shaper.Shaper) shaper.Limiter { return shaper.Priced(s, one) }},
 	}
 	linesOfKeys = []playedLine{
 		{name: "a bucket of its own"},
