@@ -231,13 +231,13 @@ func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
 		shaper.WithRetrySpread(time.Duration(s.RetrySpread)),
 	}
 	if s.RateLimitHeaders {
-		opts = append(opts, shaper.WithRateLimitHeaders())
+		opts = append(opts, shaper.WithHeaders(shaper.HeaderRateLimit))
 	}
 	if s.XRateLimitHeaders {
-		opts = append(opts, shaper.WithXRateLimitHeaders())
+		opts = append(opts, shaper.WithHeaders(shaper.HeaderXRateLimit))
 	}
 	if s.ServerTiming {
-		opts = append(opts, shaper.WithServerTiming())
+		opts = append(opts, shaper.WithHeaders(shaper.HeaderServerTiming))
 	}
 	if s.LogRefusals {
 		opts = append(opts, shaper.WithLogger(ctx.Slogger().With("shape", s.lines.name)))

@@ -47,7 +47,7 @@ func TestAnAnswerIsWhatIsWritten(t *testing.T) {
 func TestOneSpreadIsForAllThatAreTold(t *testing.T) {
 	s := must(shaper.New(shaper.Limits{Rate: 0.1}))
 	require.True(t, s.Allow())
-	h := shaper.Middleware(s, shaper.WithRetrySpread(1000*time.Hour), shaper.WithRateLimitHeaders(),
+	h := shaper.Middleware(s, shaper.WithRetrySpread(1000*time.Hour), shaper.WithHeaders(shaper.HeaderRateLimit),
 		shaper.WithErrorHandler(func(w http.ResponseWriter, r *http.Request, err error) {
 			require.Equal(t, shaper.AnswerTo(r, err), shaper.AnswerTo(r, err))
 			w.Header().Set("Answer", strconv.Itoa(int(shaper.AnswerTo(r, err).RetryAfter/time.Second)))

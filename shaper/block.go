@@ -27,7 +27,7 @@ func (o blockOption) apply(to *options) { to.block = time.Duration(o) }
 // retry of a [Transport] was admitted before, so the block does not refuse it. In a dry run
 // ([WithDryRun]) the [Verdict] takes the block into account, and no request is refused.
 //
-// [Shaper.Forecast], [Stats.BlockedUntil] and the fields of [WithRateLimitHeaders] agree with
+// [Shaper.Forecast], [Stats.BlockedUntil] and the fields of [HeaderRateLimit] agree with
 // the block. A change of the limits keeps it, except one to [rate.Inf], which ends it, as it
 // empties the bucket.
 //

@@ -159,7 +159,7 @@ func TestACostOfItsOwnHidesNothingOfALimiter(t *testing.T) {
 		wait, err := l.(forecaster).Forecast(9)
 		require.NoError(t, err)
 		require.Equal(t, time.Minute, wait)
-		policy, state := fieldsOf(newSite(g, l, shaper.WithRateLimitHeaders()), "a")
+		policy, state := fieldsOf(newSite(g, l, shaper.WithHeaders(shaper.HeaderRateLimit)), "a")
 		require.NotEmpty(t, policy)
 		require.NotEmpty(t, state)
 		require.NoError(t, g.Close())

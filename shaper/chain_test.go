@@ -222,7 +222,7 @@ func TestHoldOfAChain(t *testing.T) {
 func TestMiddlewareOfAChain(t *testing.T) {
 	play(t, "1/s depth 1", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "1 per 10s burst 3"))
-		v := newSite(g, shaper.Chain(tenant, g.Shaper), shaper.WithRateLimitHeaders())
+		v := newSite(g, shaper.Chain(tenant, g.Shaper), shaper.WithHeaders(shaper.HeaderRateLimit))
 		for _, name := range []string{"a", "b", "c", "d"} {
 			v.visit(name)
 		}

@@ -468,7 +468,7 @@ func TestErrorsOfKeyAndLimitsAreAnsweredWith500(t *testing.T) {
 				playKeys(t, "1/s", func(g *groupStage) {
 					g.says("bad", func() (shaper.Limits, error) { return shaper.Limits{}, failure })
 					var lines bytes.Buffer
-					h := g.Middleware(row.key, shaper.WithLogger(newLog(&lines, slog.LevelInfo)), shaper.WithRateLimitHeaders())(http.NotFoundHandler())
+					h := g.Middleware(row.key, shaper.WithLogger(newLog(&lines, slog.LevelInfo)), shaper.WithHeaders(shaper.HeaderRateLimit))(http.NotFoundHandler())
 					answer := answerOf(h, context.Background(), "")
 					require.Equal(t, "500", statusLine(answer))
 					require.Empty(t, answer.Header.Values("RateLimit"))
@@ -490,7 +490,7 @@ func TestErrorsOfKeyAndLimitsAreAnsweredWith500(t *testing.T) {
 func TestRateLimitFieldsAreThoseOfTheKey(t *testing.T) {
 	playKeys(t, "1 per 10s burst 3", func(g *groupStage) {
 		g.limit("p", "10/s burst 100")
-		v := siteOf(g, shaper.WithRateLimitHeaders())
+		v := siteOf(g, shaper.WithHeaders(shaper.HeaderRateLimit))
 		for _, row := range []struct{ path, status, policy, state string }{
 			{"a?cost=2", "200", `"api";q=3;w=30`, `"api";r=1;t=20`},
 			{"b", "200", `"api";q=3;w=30`, `"api";r=2;t=10`},

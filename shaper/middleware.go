@@ -204,7 +204,7 @@ func (h *handler) serve(limiter inner, reserved *settling, w http.ResponseWriter
 	// Reading the clock is a tenth of a refusal, so it is read only if it is needed how long
 	// the request has waited.
 	var start time.Time
-	if h.serverTiming || h.log != nil || conn.MayHaveBody() {
+	if h.headers&HeaderServerTiming != 0 || h.log != nil || conn.MayHaveBody() {
 		start = time.Now()
 	}
 	ctx := conn.PeerContext(limiter.asksDoneToWait(), h.watcher)
@@ -247,7 +247,7 @@ func (h *handler) endWait(conn *serverconn.Conn, start time.Time, release func()
 		}
 		end = time.Time{} // BodyError may have taken long.
 	}
-	if h.serverTiming {
+	if h.headers&HeaderServerTiming != 0 {
 		httpin.AddServerTiming(conn.Writer().Header(), waited)
 	}
 	conn.Resume(end, waited)
@@ -288,8 +288,8 @@ func (h *handler) serveInFlight(limiter inner, w http.ResponseWriter, r *http.Re
 
 // serveNext runs the next handler for a request that was admitted.
 func (h *handler) serveNext(limiter inner, w http.ResponseWriter, r *http.Request) {
-	if h.rateLimitFields != 0 {
-		h.rateLimitFields.addTo(w.Header(), limiter, nil, httpin.Response{})
+	if h.headers&limitHeaders != 0 {
+		h.headers.addTo(w.Header(), limiter, nil, httpin.Response{})
 	}
 	h.setVerdict(w.Header(), r.Context())
 	h.next.ServeHTTP(w, r)
@@ -329,10 +329,10 @@ func (h *handler) writeRefusal(conn *serverconn.Conn, limiter inner, w http.Resp
 		a = a.Later(more)
 		r = r.WithContext(context.WithValue(r.Context(), spreadKey{}, more))
 	}
-	if h.rateLimitFields != 0 && a.Status != http.StatusInternalServerError {
+	if h.headers&limitHeaders != 0 && a.Status != http.StatusInternalServerError {
 		// A 500 is a mistake of the server: no bucket was asked, so a client that
 		// obeys the fields must not slow down.
-		h.rateLimitFields.addTo(w.Header(), limiter, err, a)
+		h.headers.addTo(w.Header(), limiter, err, a)
 	}
 	h.log.logRefusal(r.Context(), err)
 	if h.onError != nil {

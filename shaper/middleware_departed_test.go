@@ -321,7 +321,7 @@ func TestAFullCapIsAnsweredWith429(t *testing.T) {
 // which may panic.
 func TestAPanicBeforeTheHandlerFreesTheSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
-	h := shaper.Middleware(s, shaper.WithServerTiming())(http.NotFoundHandler())
+	h := shaper.Middleware(s, shaper.WithHeaders(shaper.HeaderServerTiming))(http.NotFoundHandler())
 	for _, w := range []http.ResponseWriter{headless{httptest.NewRecorder()}, unwrappable{httptest.NewRecorder()}} {
 		require.PanicsWithValue(t, "burst", func() { h.ServeHTTP(w, httptest.NewRequest("GET", "/", nil)) })
 		require.Equal(t, 0, s.Stats().InFlight)

@@ -22,16 +22,15 @@ import (
 type MiddlewareOption interface{ applyMiddleware(*middlewareOptions) }
 
 type middlewareOptions struct {
-	cost            func(*http.Request) int
-	key             KeyFunc
-	onError         func(http.ResponseWriter, *http.Request, error)
-	retrySpread     time.Duration
-	rateLimitFields rateLimitFields
-	serverTiming    bool
-	waitField       string
-	reserve         bool
-	verdictField    string
-	log             *refusalLog
+	cost         func(*http.Request) int
+	key          KeyFunc
+	onError      func(http.ResponseWriter, *http.Request, error)
+	retrySpread  time.Duration
+	headers      Headers
+	waitField    string
+	reserve      bool
+	verdictField string
+	log          *refusalLog
 }
 
 func newMiddlewareOptions(opts []MiddlewareOption) (o middlewareOptions) {
@@ -79,7 +78,7 @@ func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError 
 // of a [Shaper]; or [ErrNegativeCost]; or an error of the middleware's own, for which
 // [WriteError] knows the status. It is not called for a client that has gone. When it
 // is called, the middleware has already set the deadlines of the connection and its
-// own header fields ([WithRateLimitHeaders], [WithXRateLimitHeaders], "Connection: close").
+// own header fields ([WithHeaders], "Connection: close").
 func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {
 	return errorHandlerOption(handle)
 }
@@ -96,16 +95,6 @@ func (o retrySpreadOption) applyMiddleware(to *middlewareOptions) {
 // fields have the same time. The [RejectError] stays exact. The default is
 // 0; less than a second adds nothing.
 func WithRetrySpread(d time.Duration) MiddlewareOption { return retrySpreadOption(d) }
-
-type serverTimingOption struct{}
-
-func (serverTimingOption) applyMiddleware(to *middlewareOptions) { to.serverTiming = true }
-
-// WithServerTiming adds a header field with the time that the request waited, in
-// milliseconds, to each answer. Browsers' developer tools show it (W3C Server Timing):
-//
-//	Server-Timing: shaper;dur=12.345
-func WithServerTiming() MiddlewareOption { return serverTimingOption{} }
 
 // WithWaitField names a field by which a request says how long it is willing to be in line: in seconds, with
 // decimals ("2", "0.5"), or as a duration of the text form of [Limits] ("1500ms"). Its bound is then
@@ -337,76 +326,83 @@ func problemFull(also *alsoError) *httpin.Problem {
 	return problemQueueFull
 }
 
-// rateLimitFields says which fields tell clients what is left of the limit.
-type rateLimitFields uint8
+// Headers are header fields that a [Middleware] adds to all answers: to requests that were admitted
+// and to those that were refused.
+type Headers uint8
 
 const (
-	draftFields rateLimitFields = 1 << iota // of WithRateLimitHeaders
-	xFields                                 // of WithXRateLimitHeaders
+	// HeaderRateLimit has what is left of the limit, as in draft-ietf-httpapi-ratelimit-headers-11:
+	//
+	//	RateLimit-Policy: "name";q=Burst+Depth;w=q/Rate
+	//	RateLimit: "name";r=free;t=seconds
+	//
+	// Here q is how many requests an empty bucket admits at once: [Limits.Burst] of them leave
+	// and [Limits.Depth] wait. w is the time in which q of them drain. r is how many requests the
+	// bucket would admit now: the free units, floor(Burst − level), plus the places that
+	// are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0, and while
+	// a [shared.Bucket] can't be asked it is what its Fallback still admits.
+	// While the line is held no units are free, and while the bucket is blocked ([WithBlock])
+	// r is 0. With [Limits.InFlight], which q does not include, at most as many units are free
+	// as seats, except in a dry run, where no request has one. Units and places are added as if
+	// each request cost 1, and units count whoever waits, as a newcomer is admitted behind them:
+	// [Stats].Free says what may leave at once. In a refusal t is the Retry-After of [WriteError] if there is
+	// one; otherwise t is the time until the level is 0. Times are whole seconds, rounded
+	// up. The numbers come from [Shaper.Stats] just after the decision.
+	//
+	// A client that obeys the fields slows down before it is refused, and more than it
+	// has to. Times are whole seconds, so at 10/s with a Burst of 2 the second request
+	// is answered with r=0;t=1, and a client that then waits for t lets most of its
+	// slots pass. By default a [Transport] therefore holds back only after refusals. Set
+	// the option for clients that spread their requests over t, or that show the numbers
+	// to people. Others are served better by the line and by Retry-After.
+	//
+	// The name comes from [WithName], or is "default"; characters other than printable
+	// ASCII become '?'. There are no fields at [rate.Inf], for requests of cost 0, with
+	// status 500 (the server's mistake), for a [Limiter] without a method Stats() Stats,
+	// and in a [Group] for a key that shares a bucket. If several middlewares stand around
+	// a handler, each adds its own fields to those that are there.
+	HeaderRateLimit Headers = 1 << iota
+
+	// HeaderXRateLimit has the same numbers in the three fields that many clients know:
+	//
+	//	X-RateLimit-Limit: q
+	//	X-RateLimit-Remaining: r
+	//	X-RateLimit-Reset: the time at which t is over, in seconds since 1970
+	//
+	// No standard says what these fields mean. Here they mean what they mean in the API of GitHub, and in
+	// ulule/limiter and httprate; other servers write a date into the third, or the seconds until then. If several
+	// middlewares stand around a handler, the fields are those of the one of which the least remains, as a
+	// client looks for one value, and of two with as much those with the later Reset.
+	HeaderXRateLimit
+
+	// HeaderServerTiming has the time that the request waited, in milliseconds. Browsers' developer
+	// tools show it (W3C Server Timing):
+	//
+	//	Server-Timing: shaper;dur=12.345
+	HeaderServerTiming
+
+	limitHeaders = HeaderRateLimit | HeaderXRateLimit
 )
 
-func (o rateLimitFields) applyMiddleware(to *middlewareOptions) { to.rateLimitFields |= o }
+type headersOption Headers
 
-// WithRateLimitHeaders adds the header fields of
-// draft-ietf-httpapi-ratelimit-headers-11 to all answers: to requests that were
-// admitted and to those that were refused. It is off by default, because the fields
-// show an attacker how much load uses up the limit.
-//
-//	RateLimit-Policy: "name";q=Burst+Depth;w=q/Rate
-//	RateLimit: "name";r=free;t=seconds
-//
-// Here q is how many requests an empty bucket admits at once: [Limits.Burst] of them leave
-// and [Limits.Depth] wait. w is the time in which q of them drain. r is how many requests the
-// bucket would admit now: the free units, floor(Burst − level), plus the places that
-// are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0, and while
-// a [shared.Bucket] can't be asked it is what [shared.Options.Fallback] still admits.
-// While the line is held no units are free, and while the bucket is blocked ([WithBlock])
-// r is 0. With [Limits.InFlight], which q does not include, at most as many units are free
-// as seats, except in a dry run, where no request has one. Units and places are added as if
-// each request cost 1, and units count whoever waits, as a newcomer is admitted behind them:
-// [Stats].Free says what may leave at once. In a refusal t is the Retry-After of [WriteError] if there is
-// one; otherwise t is the time until the level is 0. Times are whole seconds, rounded
-// up. The numbers come from [Shaper.Stats] just after the decision.
-//
-// A client that obeys the fields slows down before it is refused, and more than it
-// has to. Times are whole seconds, so at 10/s with a Burst of 2 the second request
-// is answered with r=0;t=1, and a client that then waits for t lets most of its
-// slots pass. By default a [Transport] therefore holds back only after refusals. Set
-// the option for clients that spread their requests over t, or that show the numbers
-// to people. Others are served better by the line and by Retry-After.
-//
-// The name comes from [WithName], or is "default"; characters other than printable
-// ASCII become '?'. There are no fields at [rate.Inf], for requests of cost 0, with
-// status 500 (the server's mistake), for a [Limiter] without a method Stats() Stats,
-// and in a [Group] for a key that shares a bucket. If several middlewares stand around
-// a handler, each adds its own fields to those that are there.
-func WithRateLimitHeaders() MiddlewareOption { return draftFields }
+func (o headersOption) applyMiddleware(to *middlewareOptions) { to.headers |= Headers(o) }
 
-// WithXRateLimitHeaders adds the three header fields that many clients know to all answers, with or
-// without those of [WithRateLimitHeaders], whose numbers they have:
-//
-//	X-RateLimit-Limit: q
-//	X-RateLimit-Remaining: r
-//	X-RateLimit-Reset: the time at which t is over, in seconds since 1970
-//
-// No standard says what these fields mean. Here they mean what they mean in the API of GitHub, and in
-// ulule/limiter and httprate; other servers write a date into the third, or the seconds until then. If several
-// middlewares stand around a handler, the fields are those of the one of which the least remains, as a
-// client looks for one value, and of two with as much those with the later Reset. When there are
-// none, WithRateLimitHeaders says.
-func WithXRateLimitHeaders() MiddlewareOption { return xFields }
+// WithHeaders adds header fields to all answers. Several options add up. By default there are none, because
+// HeaderRateLimit and HeaderXRateLimit show an attacker how much load uses up the limit.
+func WithHeaders(h Headers) MiddlewareOption { return headersOption(h) }
 
-// addTo adds the fields for a request that l admitted, or refused with err, for which the
+// addTo adds the fields of the limit for a request that l admitted, or refused with err, for which the
 // response is a.
-func (o rateLimitFields) addTo(h http.Header, l inner, err error, a httpin.Response) {
+func (o Headers) addTo(h http.Header, l inner, err error, a httpin.Response) {
 	fields, ok := rateLimitOf(l, err, a)
 	if !ok {
 		return
 	}
-	if o&draftFields != 0 {
+	if o&HeaderRateLimit != 0 {
 		fields.AddTo(h)
 	}
-	if o&xFields != 0 {
+	if o&HeaderXRateLimit != 0 {
 		fields.SetX(h, time.Now())
 	}
 }

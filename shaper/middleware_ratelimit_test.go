@@ -41,7 +41,7 @@ func fieldsOf(h http.Handler, path string) (policy, state []string) {
 
 func TestRateLimitFieldsTellTheStateAfterTheDecision(t *testing.T) {
 	play(t, "1 per 2s burst 2 depth 2", func(g *stage) {
-		v := newSite(g, g.Shaper, shaper.WithRateLimitHeaders())
+		v := newSite(g, g.Shaper, shaper.WithHeaders(shaper.HeaderRateLimit))
 		expect := func(path string, status int, state string) {
 			g.t.Helper()
 			answer := answerOf(v, context.Background(), path)
@@ -66,7 +66,7 @@ func TestRateLimitFieldsTellTheStateAfterTheDecision(t *testing.T) {
 func TestXRateLimitFieldsHaveTheSameNumbers(t *testing.T) {
 	play(t, "1 per 2s burst 2 depth 2", func(g *stage) {
 		nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
-		h := shaper.Middleware(g.Shaper, shaper.WithXRateLimitHeaders())(nothing)
+		h := shaper.Middleware(g.Shaper, shaper.WithHeaders(shaper.HeaderXRateLimit))(nothing)
 		expect := func(status int, remaining string, reset time.Duration) {
 			g.t.Helper()
 			answer := answerOf(h, context.Background(), "a")
@@ -84,7 +84,7 @@ func TestXRateLimitFieldsHaveTheSameNumbers(t *testing.T) {
 		expect(429, "0", 62*time.Second)
 		g.at(2 * time.Minute)
 
-		both := shaper.Middleware(g.Shaper, shaper.WithXRateLimitHeaders(), shaper.WithRateLimitHeaders())
+		both := shaper.Middleware(g.Shaper, shaper.WithHeaders(shaper.HeaderXRateLimit), shaper.WithHeaders(shaper.HeaderRateLimit))
 		answer := answerOf(both(nothing), context.Background(), "a")
 		require.Equal(g.t, "3", answer.Header.Get("X-RateLimit-Remaining"))
 		require.Equal(g.t, `"default";r=3;t=2`, answer.Header.Get("RateLimit"))
@@ -95,7 +95,7 @@ func TestXRateLimitFieldsHaveTheSameNumbers(t *testing.T) {
 // the moment all the same.
 func TestRateLimitFieldsOfManyRefusals(t *testing.T) {
 	play(t, "1 per 10s burst 3", func(g *stage) {
-		v := newSite(g, g.Shaper, shaper.WithRateLimitHeaders())
+		v := newSite(g, g.Shaper, shaper.WithHeaders(shaper.HeaderRateLimit))
 		expect := func(path, state string) {
 			g.t.Helper()
 			for range 2 * shaper.PublishAfter {
@@ -121,7 +121,7 @@ func TestRateLimitFieldsOfManyRefusals(t *testing.T) {
 
 func TestRateLimitFieldsOfARequestThatWaited(t *testing.T) {
 	play(t, "1/s depth 3", func(g *stage) {
-		v := newSite(g, g.Shaper, shaper.WithRateLimitHeaders())
+		v := newSite(g, g.Shaper, shaper.WithHeaders(shaper.HeaderRateLimit))
 		for _, name := range []string{"a", "b", "c"} {
 			go func() {
 				_, state := fieldsOf(v, name)
@@ -187,7 +187,7 @@ func TestRateLimitFieldsInNumbers(t *testing.T) {
 			if row.stats.Limits.Burst == math.MaxInt && math.MaxInt == math.MaxInt32 {
 				t.Skip("an int of 32 bits always fits")
 			}
-			h := shaper.Middleware(stillLife{row.stats, row.err}, shaper.WithRateLimitHeaders())(http.NotFoundHandler())
+			h := shaper.Middleware(stillLife{row.stats, row.err}, shaper.WithHeaders(shaper.HeaderRateLimit))(http.NotFoundHandler())
 			policy, state := fieldsOf(h, "")
 			require.Equal(t, []string{`"default";` + row.policy}, policy)
 			require.Equal(t, []string{`"default";` + row.state}, state)
@@ -196,7 +196,7 @@ func TestRateLimitFieldsInNumbers(t *testing.T) {
 }
 
 func TestRateLimitFieldsAreLeftOut(t *testing.T) {
-	told := shaper.WithRateLimitHeaders()
+	told := shaper.WithHeaders(shaper.HeaderRateLimit)
 	finite := stillLife{stats: shaper.Stats{Limits: shaper.Limits{Rate: 1}}}
 	limiterOf := func(r rate.Limit) shaper.Limiter {
 		return stillLife{stats: shaper.Stats{Limits: shaper.Limits{Rate: r}}}
@@ -226,7 +226,7 @@ func TestRateLimitFieldsAreLeftOut(t *testing.T) {
 // A 500 is a mistake of the server, which says nothing of the client's rate: a
 // client that obeys the fields would slow down for it.
 func TestAMistakeOfTheServerSlowsNoClient(t *testing.T) {
-	opts := []shaper.MiddlewareOption{shaper.WithRateLimitHeaders(), shaper.WithCost(costInQuery)}
+	opts := []shaper.MiddlewareOption{shaper.WithHeaders(shaper.HeaderRateLimit), shaper.WithCost(costInQuery)}
 	playKeys(t, "1 per 3s", func(g *groupStage) {
 		for name, h := range map[string]http.Handler{
 			"Middleware":       shaper.Middleware(mustMake(g.t, limitsOf(g.t, "1 per 3s")), opts...)(http.NotFoundHandler()),
@@ -250,7 +250,7 @@ func TestAMistakeOfTheServerSlowsNoClient(t *testing.T) {
 func TestErrorHandlerFindsRateLimitFieldsSet(t *testing.T) {
 	l := stillLife{shaper.Stats{Limits: shaper.Limits{Rate: 1}}, shaper.ErrQueueFull}
 	var got []string
-	h := shaper.Middleware(l, shaper.WithRateLimitHeaders(), shaper.WithErrorHandler(
+	h := shaper.Middleware(l, shaper.WithHeaders(shaper.HeaderRateLimit), shaper.WithErrorHandler(
 		func(w http.ResponseWriter, _ *http.Request, _ error) {
 			got = append(w.Header().Values("RateLimit-Policy"), w.Header().Values("RateLimit")...)
 		}))(http.NotFoundHandler())
@@ -261,7 +261,7 @@ func TestErrorHandlerFindsRateLimitFieldsSet(t *testing.T) {
 // While the bucket is blocked nothing is free, on whatever answer, and t says when it ends.
 func TestRateLimitFieldsOfABlockedBucket(t *testing.T) {
 	play(t, "1/s burst 2 depth 1", func(g *stage) {
-		v := newSite(g, g.Shaper, shaper.WithRateLimitHeaders())
+		v := newSite(g, g.Shaper, shaper.WithHeaders(shaper.HeaderRateLimit))
 		expect := func(status int, state string) {
 			g.t.Helper()
 			answer := answerOf(v, context.Background(), "a")
@@ -432,7 +432,7 @@ func TestServerTimingTellsTheWait(t *testing.T) {
 				synctest.Wait()
 			}
 		}
-		told := timing(shaper.WithServerTiming())
+		told := timing(shaper.WithHeaders(shaper.HeaderServerTiming))
 		told("")
 		told("") // waits
 		told("") // refused
@@ -484,7 +484,7 @@ func TestRetrySpreadReachesBothEndsAndNothingBeyond(t *testing.T) {
 		{time.Second, []int64{3, 4}},
 		{4*time.Second + 999*ms, []int64{3, 4, 5, 6, 7}},
 	} {
-		seen := spreadOf(t, l, shaper.WithRetrySpread(row.spread), shaper.WithRateLimitHeaders())
+		seen := spreadOf(t, l, shaper.WithRetrySpread(row.spread), shaper.WithHeaders(shaper.HeaderRateLimit))
 		require.ElementsMatch(t, row.want, keys(seen), "spread %v", row.spread)
 	}
 	require.Greater(t, len(spreadOf(t, l, shaper.WithRetrySpread(math.MaxInt64))), 400)
@@ -501,7 +501,7 @@ func TestErrorHandlerGetsTheExactError(t *testing.T) {
 	rejected := &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: 3 * time.Second}
 	var got error
 	seen := spreadOf(t, stillLife{shaper.Stats{Limits: shaper.Limits{Rate: 1}, Level: 1}, rejected},
-		shaper.WithRetrySpread(time.Hour), shaper.WithRateLimitHeaders(),
+		shaper.WithRetrySpread(time.Hour), shaper.WithHeaders(shaper.HeaderRateLimit),
 		shaper.WithErrorHandler(func(w http.ResponseWriter, r *http.Request, err error) {
 			got = err
 			shaper.WriteError(w, r, err)

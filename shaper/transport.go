@@ -98,7 +98,7 @@ type Transport struct {
 	//
 	// It is off by default because r=0 is the normal state of a client that uses its
 	// rate to the full, and the field counts in whole seconds: a [Middleware] of 10/s and
-	// [Limits.Burst] 2 with [WithRateLimitHeaders] says r=0;t=1 when its next slot comes in
+	// [Limits.Burst] 2 with [HeaderRateLimit] says r=0;t=1 when its next slot comes in
 	// 100 ms, so the client would send two requests a second instead of ten.
 	HoldWhenExhausted bool
 

@@ -115,7 +115,7 @@ var goLimiter = []row{
 	}},
 	{"`httplimit.NewMiddleware(store, httplimit.IPKeyFunc())`", func(t *testing.T) {
 		theirs := must(httplimit.NewMiddleware(newStore(t, 2, 2*time.Second), httplimit.IPKeyFunc())).Handle(site)
-		ours := newGroup(t, "2 per 2s burst 2").Middleware(shaper.ByClientIP(), shaper.WithXRateLimitHeaders())(site)
+		ours := newGroup(t, "2 per 2s burst 2").Middleware(shaper.ByClientIP(), shaper.WithHeaders(shaper.HeaderXRateLimit))(site)
 		for _, want := range []struct {
 			status    int
 			remaining string

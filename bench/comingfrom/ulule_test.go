@@ -73,7 +73,7 @@ var ulule = []row{
 	}},
 	{"`stdlib.NewMiddleware(l).Handler`", func(t *testing.T) {
 		theirs := stdlib.NewMiddleware(newUlule(1, 10*time.Second)).Handler(site)
-		ours := newGroup(t, "1 per 10s").Middleware(shaper.ByClientIP(), shaper.WithXRateLimitHeaders())(site)
+		ours := newGroup(t, "1 per 10s").Middleware(shaper.ByClientIP(), shaper.WithHeaders(shaper.HeaderXRateLimit))(site)
 		for _, status := range []int{200, 429} {
 			a, b := get(theirs, "/", "192.0.2.1"), get(ours, "/", "192.0.2.1")
 			require.Equal(t, status, a.StatusCode)

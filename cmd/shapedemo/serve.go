@@ -203,7 +203,7 @@ func (p *proxy) handler(target *url.URL, outer []func(http.Handler) http.Handler
 		ErrorHandler: upstreamFailed,
 		ErrorLog:     log.New(io.Discard, "", 0),
 	}
-	h := shaper.Middleware(p.shaper, shaper.WithCost(costOf), shaper.WithServerTiming())(
+	h := shaper.Middleware(p.shaper, shaper.WithCost(costOf), shaper.WithHeaders(shaper.HeaderServerTiming))(
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if costOf(r) == 0 {
 				respond(w, "ok\n")
