@@ -297,4 +297,4 @@ func (b *groupBucket[K]) putBack(before setting) error {
 	return b.group.g.ResetLimits(b.key)
 }
 
-func (b *groupBucket[K]) hold(d time.Duration) { b.group.g.Hold(b.key, d) }
+func (b *groupBucket[K]) hold(d time.Duration) { b.group.g.Limiter(b.key).Hold(d) }

@@ -291,7 +291,7 @@ func (i *Inspector) authorize(w http.ResponseWriter, r *http.Request) error {
 func (k *doorkeeper) try(peer netip.Prefix, given, want [sha256.Size]byte) (right bool, again time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, err := k.wrong.Forecast(peer, 1); err != nil {
+	if _, err := k.wrong.Limiter(peer).Forecast(1); err != nil {
 		var refusal *shaper.RejectError
 		if errors.As(err, &refusal) {
 			return false, max(refusal.RetryAfter, time.Millisecond)

@@ -311,9 +311,9 @@ func TestAKeyThatSharesItsBucketIsHeld(t *testing.T) {
 		g := made.Group[string](t, "1/s depth 9", shaper.WithMaxKeys(1))
 		c := newConsole(t, inspect.OfGroup(g))
 		require.True(t, g.Allow("own"))
-		g.Hold("own", 24*time.Hour) // so that it is not deleted
+		g.Limiter("own").Hold(24 * time.Hour) // so that it is not deleted
 		leaves := func() time.Duration {
-			wait, err := g.Forecast("shares", 1)
+			wait, err := g.Limiter("shares").Forecast(1)
 			require.NoError(t, err)
 			return wait
 		}

@@ -152,7 +152,7 @@ func lookOn(b *testing.B, pages int) {
 		lookers.Go(func() {
 			key := fmt.Sprintf("line %d", k)
 			for ctx.Err() == nil {
-				wait, err := g.Forecast(key, 1)
+				wait, err := g.Limiter(key).Forecast(1)
 				if err != nil {
 					return
 				}

@@ -233,7 +233,7 @@ func TestAFullTableForgetsNoBlock(t *testing.T) {
 func TestAFloodOfKeysBlocksNoNewcomer(t *testing.T) {
 	playKeys(t, "1/s", func(g *groupStage) {
 		g.arriveAll("z1", "z2", "a1", "a2")
-		_, err := g.Forecast("a", 1)
+		_, err := g.Limiter("a").Forecast(1)
 		require.Equal(t, "full, retry 1s", outcome(err))
 		for i := range 3000 {
 			g.Allow(fmt.Sprint("spoofed ", i))

@@ -158,8 +158,8 @@ func (c *comparison) compare(reTimed bool) {
 			real.AllowN(key, n)
 			require.True(c.t, dry.AllowN(key, n))
 		case kind == 1:
-			wait, err := real.Forecast(key, n)
-			dryWait, dryErr := dry.Forecast(key, n)
+			wait, err := real.Limiter(key).Forecast(n)
+			dryWait, dryErr := dry.Limiter(key).Forecast(n)
 			require.Equal(c.t, fate{wait, err}, fate{dryWait, dryErr})
 		case kind == 2 && reTimed:
 			byKey[key] = c.limits()
@@ -167,8 +167,8 @@ func (c *comparison) compare(reTimed bool) {
 			dry.Reload()
 		case kind == 3 && reTimed:
 			d := time.Duration(c.random.IntN(3)) * time.Second // 0 ends the hold
-			real.Hold(key, d)
-			dry.Hold(key, d)
+			real.Limiter(key).Hold(d)
+			dry.Limiter(key).Hold(d)
 		case kind == 3:
 			c.comes(real.Limiter(key), dry.Limiter(key), n, time.Duration(1+c.random.Int64N(int64(9*time.Second))))
 		default:

@@ -250,7 +250,7 @@ func TestTheCapDoesNotChangeWhatADryRunPredicts(t *testing.T) {
 			require.NoError(t, err)
 			for range 5 { // One leaves at once, three would wait, and one would be refused.
 				wait, _ := s.Forecast(1)
-				ofKey, _ := g.Forecast("key", 1)
+				ofKey, _ := g.Limiter("key").Forecast(1)
 				require.Equal(t, wait, ofKey)
 				_, err := s.Acquire(t.Context(), 1)
 				require.NoError(t, err)
@@ -261,7 +261,7 @@ func TestTheCapDoesNotChangeWhatADryRunPredicts(t *testing.T) {
 			for _, w := range s.Line(9) {
 				waits = append(waits, time.Until(w.Leaves))
 			}
-			require.Equal(t, s.Line(9), g.Line("key", 9))
+			require.Equal(t, s.Line(9), g.Limiter("key").Line(9))
 			return append(waits, s.Refusals()[0].RetryAfter, g.Refusals()[0].RetryAfter)
 		}
 		step := 100 * time.Microsecond

@@ -232,33 +232,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 	return dec.passed()
 }
 
-// Forecast is [Shaper.Forecast] on the bucket of a key. It makes none: for a key that
-// has no bucket it asks for its [Limits], and predicts for a new one.
-func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
-	g.mustBeMade()
-	if n < 0 {
-		return 0, ErrNegativeCost
-	}
-	if n == 0 {
-		return 0, nil
-	}
-	unknown := g.shardOf(key).withFlow(key, func(d *dispatcher, f *flow, now int64) {
-		wait, err = d.forecastLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
-	})
-	if unknown != nil {
-		return 0, unknown
-	}
-	return wait, err
-}
-
-// Hold is [Shaper.Hold] on the bucket of a key. If the [Limits] of the key can't be had
-// there is nothing to hold.
-func (g *Group[K]) Hold(key K, d time.Duration) {
-	g.mustBeMade()
-	g.shardOf(key).hold(context.Background(), key, d)
-}
-
-// hold is Hold, and reports whether the key was held. It waits for the limits function until the
+// hold is [KeyLimiter.Hold], and reports whether the key was held. It waits for the limits function until the
 // context ends at most. Once the function has returned, the key is held for the rest of the
 // time.
 func (s *keyShard[K]) hold(ctx context.Context, key K, d time.Duration) (held bool) {

@@ -75,7 +75,7 @@ func TestAnErrorOfLimitsIsNotRemembered(t *testing.T) {
 			errs := []error{g.Wait(context.Background(), name), g.Do(context.Background(), name, 1, ran)}
 			release, err := g.Acquire(context.Background(), name, 1)
 			release()
-			_, forecast := g.Forecast(name, 1)
+			_, forecast := g.Limiter(name).Forecast(1)
 			for _, err := range append(errs, err, forecast) {
 				require.Error(t, err, name)
 				require.Equal(t, name == "error", errors.Is(err, errNoUser))
@@ -88,7 +88,7 @@ func TestAnErrorOfLimitsIsNotRemembered(t *testing.T) {
 				require.NotErrorAs(t, err, new(*shaper.RejectError))
 			}
 			require.False(t, g.Allow(name))
-			g.Hold(name, time.Second)
+			g.Limiter(name).Hold(time.Second)
 			before.LimitErrors += 6
 			require.Equal(t, before, g.Group.Stats(), "nothing else is counted")
 
@@ -237,7 +237,7 @@ func TestKeysThatDoNotEqualThemselvesShare(t *testing.T) {
 		}
 		for range 50 {
 			require.False(t, g.Allow(-math.NaN()))
-			wait, err := g.Forecast(math.NaN(), 1)
+			wait, err := g.Limiter(math.NaN()).Forecast(1)
 			require.Zero(t, wait)
 			require.ErrorIs(t, err, shaper.ErrQueueFull)
 		}
@@ -246,8 +246,8 @@ func TestKeysThatDoNotEqualThemselvesShare(t *testing.T) {
 		require.Equal(t, 1, st.Keys)
 		require.EqualValues(t, 53, st.Overflowed)
 		require.Equal(t, 104, asked)
-		g.Hold(math.NaN(), time.Minute)
-		g.Hold(math.NaN(), 0)
+		g.Limiter(math.NaN()).Hold(time.Minute)
+		g.Limiter(math.NaN()).Hold(0)
 		g.Reload()
 		time.Sleep(3*time.Second + time.Minute)
 		require.True(t, g.AllowN(math.NaN(), 3))
@@ -269,9 +269,9 @@ func TestAKeyThatCannotBeComparedPanics(t *testing.T) {
 				"Wait":     func() { _ = g.Wait(context.Background(), key) },
 				"Allow":    func() { g.Allow(key) },
 				"Acquire":  func() { _, _ = g.Acquire(context.Background(), key, 1) },
-				"Forecast": func() { _, _ = g.Forecast(key, 1) },
-				"Hold":     func() { g.Hold(key, 1) },
-				"Hold(0)":  func() { g.Hold(key, 0) },
+				"Forecast": func() { _, _ = g.Limiter(key).Forecast(1) },
+				"Hold":     func() { g.Limiter(key).Hold(1) },
+				"Hold(0)":  func() { g.Limiter(key).Hold(0) },
 			} {
 				require.Panics(t, use, "%s %T", name, key)
 			}
@@ -320,7 +320,7 @@ func TestNoPlanOfLimitsIsMadeUnderTheLockOfAGroup(t *testing.T) {
 	require.NoError(t, err)
 	defer g.Close()
 	for i, call := range []func(){
-		func() { g.Allow(0) }, g.Reload, func() { _, _ = g.Forecast(1, 1) }, func() { g.Hold(2, time.Second) },
+		func() { g.Allow(0) }, g.Reload, func() { _, _ = g.Limiter(1).Forecast(1) }, func() { g.Limiter(2).Hold(time.Second) },
 		func() { g.Limiter(3).Stats() },
 	} {
 		call()

@@ -126,7 +126,7 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		require.EqualValues(t, 20_000+keyed.Spare, before.Overflowed)
 
 		late := len(of) - 1
-		_, none := g.Forecast(late, 1)
+		_, none := g.Limiter(late).Forecast(1)
 		require.ErrorIs(t, none, ErrQueueFull)
 		err := g.Wait(context.Background(), late)
 		var refusal *RejectError
@@ -140,8 +140,8 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		require.Equal(t, late+len(of), told[len(told)-1].Key)
 		require.Equal(t, time.Now(), told[len(told)-1].At)
 
-		g.Hold(late, time.Minute) // There is no room for a bucket to hold either.
-		g.Hold(0, time.Nanosecond)
+		g.Limiter(late).Hold(time.Minute) // There is no room for a bucket to hold either.
+		g.Limiter(0).Hold(time.Nanosecond)
 		require.Equal(t, after, g.Stats(), "a hold is no request, so none is refused and none shares")
 
 		time.Sleep(time.Minute)
@@ -217,7 +217,7 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 
 		for range 10 {
 			require.False(t, g.Allow(keyed.MaxShared))
-			_, err := g.Forecast(keyed.MaxShared, 1)
+			_, err := g.Limiter(keyed.MaxShared).Forecast(1)
 			require.ErrorIs(t, err, ErrQueueFull)
 		}
 		require.Equal(t, before, plans(), "no plan is made for a call that is refused")

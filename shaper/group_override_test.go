@@ -57,7 +57,7 @@ func TestLimitsOfOneKeyStayUntilReset(t *testing.T) {
 		}
 		full("a", 3)
 		g.Reload()
-		wait, err := g.Forecast("a", 3)
+		wait, err := g.Limiter("a").Forecast(3)
 		require.ErrorIs(t, err, shaper.ErrQueueFull)
 		require.Zero(t, wait)
 		require.False(t, g.Allow("a"))
@@ -106,7 +106,7 @@ func TestImpossibleLimitsOfOneKeyChangeNothing(t *testing.T) {
 		release, err := g.Acquire(t.Context(), 2, 1)
 		require.NoError(t, err)
 		require.ErrorContains(t, g.ResetLimits(2), "InFlight is 2 and can't become 0")
-		_, err = g.Forecast(2, 1)
+		_, err = g.Limiter(2).Forecast(1)
 		require.ErrorIs(t, err, shaper.ErrQueueFull, "still without Depth")
 		fails = failure
 		require.ErrorIs(t, g.ResetLimits(2), failure)
@@ -304,7 +304,7 @@ func TestALookAtABucketDoesNotCallTheLimitsFunction(t *testing.T) {
 		require.Equal(t, shaper.Limits{Rate: 7}, l)
 		require.Equal(t, before, calls)
 
-		require.Len(t, g.Line("shares", 9), 1)
+		require.Len(t, g.Limiter("shares").Line(9), 1)
 		_, err = g.LimitsOf("another")
 		require.NoError(t, err)
 		require.Equal(t, before+2, calls)
@@ -324,9 +324,9 @@ func TestCloseRefusesThoseInAllLines(t *testing.T) {
 		require.NoError(t, g.Close())
 		g.arriveAll("a4", "d1")
 		require.False(t, g.Allow("d"))
-		_, err := g.Forecast("a", 1)
+		_, err := g.Limiter("a").Forecast(1)
 		require.ErrorIs(t, err, shaper.ErrClosed)
-		g.Hold("a", time.Hour)
+		g.Limiter("a").Hold(time.Hour)
 		require.Zero(t, g.Limiter("b").Stats().HeldUntil, "there is no bucket to hold")
 		g.saw("0s a1 left", "0s b1 left", "0s c1 left", "500ms a2 closed, retry 0s", "500ms a3 closed, retry 0s",
 			"500ms b2 closed, retry 0s", "500ms a4 closed, retry 0s", "500ms d1 closed, retry 0s")

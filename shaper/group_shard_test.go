@@ -98,9 +98,9 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 						release()
 					}()
 				case 4:
-					g.Hold(key, span)
+					g.Limiter(key).Hold(span)
 				case 5:
-					g.Hold(key, 0)
+					g.Limiter(key).Hold(0)
 				case 6:
 					_ = g.SetLimits(key, l)
 				case 7:
@@ -123,7 +123,7 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 			require.Zero(t, g.counts.Heavy.Load()+g.counts.Light.Load())
 			require.Zero(t, g.rings.Len())
 			g.Allow(1)
-			g.Hold(2, time.Hour)
+			g.Limiter(2).Hold(time.Hour)
 			require.NoError(t, g.Close())
 			requireSharesAddUp(t, g)
 			require.Zero(t, g.counts.Heavy.Load()+g.counts.Light.Load())
@@ -218,7 +218,7 @@ func TestALineLeavesWhileAnotherShardIsLocked(t *testing.T) {
 	require.NoError(t, err)
 	defer g.Close()
 	first, last := keysIn(g)
-	g.Hold(last, time.Hour)
+	g.Limiter(last).Hold(time.Hour)
 	startsToWait(t, g, last)
 	// It looks at all shards when it starts.
 	realtime.Until(t, func() bool { return g.ticker.armedAt() >= int64(time.Minute) }, "the ticker sleeps")
@@ -279,8 +279,8 @@ func TestAShutdownThatBeginsEndsNoLine(t *testing.T) {
 	first, last := keysIn(g)
 	require.True(t, g.Allow(first))
 	require.True(t, g.Allow(last))
-	g.Hold(first, time.Hour)
-	g.Hold(last, time.Hour)
+	g.Limiter(first).Hold(time.Hour)
+	g.Limiter(last).Hold(time.Hour)
 	firstEnded, lastEnded := startsToWait(t, g, first), startsToWait(t, g, last)
 	told, untold := g.shardOf(first), g.shardOf(last)
 	untold.mu.Lock()
@@ -291,11 +291,11 @@ func TestAShutdownThatBeginsEndsNoLine(t *testing.T) {
 		defer told.mu.Unlock()
 		return told.phase != open
 	}, "the first shard is told of the Shutdown")
-	g.Hold(first, 0)
+	g.Limiter(first).Hold(0)
 	require.NoError(t, realtime.Next(t, firstEnded))
 	require.Equal(t, open, untold.phase)
 	untold.mu.Unlock()
-	g.Hold(last, 0)
+	g.Limiter(last).Hold(0)
 	require.NoError(t, realtime.Next(t, lastEnded))
 	require.NoError(t, realtime.Next(t, down))
 }

@@ -41,7 +41,7 @@ func TestAllKeysAreAsFullAfterARestart(t *testing.T) {
 		}
 		require.True(t, g.AllowN("a", 3))
 		g.arriveAll("a1")
-		g.Hold("e", 10*time.Second)
+		g.Limiter("e").Hold(10 * time.Second)
 		require.False(t, g.Allow("b"))
 		g.at(1500 * ms)
 		require.True(t, g.AllowN("c", 4))
@@ -337,7 +337,7 @@ func restoreAnything[K comparable](t *testing.T, data []byte) {
 	}
 	for key, st := range g.All() {
 		require.GreaterOrEqual(t, st.Level, 0.0)
-		_, _ = g.Forecast(key, 1)
+		_, _ = g.Limiter(key).Forecast(1)
 	}
 	again, err := g.Snapshot()
 	require.NoError(t, err, "a key that could be read can be written")

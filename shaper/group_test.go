@@ -67,9 +67,9 @@ func TestACallOfAGroupIsCheckedInOrder(t *testing.T) {
 		require.NoError(t, g.WaitN(ctx, "a", 0))
 		require.True(t, g.AllowN("a", 0))
 		require.False(t, g.AllowN("a", -1))
-		_, err := g.Forecast("a", -1)
+		_, err := g.Limiter("a").Forecast(-1)
 		require.True(t, err == shaper.ErrNegativeCost)
-		wait, err := g.Forecast("a", 0)
+		wait, err := g.Limiter("a").Forecast(0)
 		require.NoError(t, err)
 		require.Zero(t, wait)
 		for _, n := range []int{-1, 0} {
@@ -78,8 +78,8 @@ func TestACallOfAGroupIsCheckedInOrder(t *testing.T) {
 			release()
 		}
 		require.NoError(t, g.Do(ctx, "a", 0, func(context.Context) error { return nil }))
-		g.Hold("a", -1)
-		g.Hold("a", 0)
+		g.Limiter("a").Hold(-1)
+		g.Limiter("a").Hold(0)
 		require.Empty(t, g.wasAsked())
 		require.Equal(t, shaper.GroupStats{}, g.Group.Stats())
 
@@ -100,16 +100,16 @@ func TestACallOfAGroupIsCheckedInOrder(t *testing.T) {
 func TestForecastMakesNoBucket(t *testing.T) {
 	playKeys(t, "1/s burst 3", func(g *groupStage) {
 		for range 2 {
-			_, err := g.Forecast("a", 3)
+			_, err := g.Limiter("a").Forecast(3)
 			require.NoError(t, err)
-			_, err = g.Forecast("a", 4)
+			_, err = g.Limiter("a").Forecast(4)
 			require.ErrorIs(t, err, shaper.ErrTooCostly)
 		}
 		require.Len(t, g.wasAsked(), 4)
 		require.Equal(t, shaper.GroupStats{}, g.Group.Stats())
 		require.True(t, g.AllowN("a", 2))
 		require.Len(t, g.wasAsked(), 1)
-		_, err := g.Forecast("a", 2)
+		_, err := g.Limiter("a").Forecast(2)
 		require.ErrorIs(t, err, shaper.ErrQueueFull)
 		require.Empty(t, g.wasAsked(), "it has a bucket, which knows")
 	})
@@ -161,8 +161,8 @@ func TestTheZeroGroupSaysToUseNewGroup(t *testing.T) {
 			"Allow":    func() { g.AllowN("", 0) },
 			"Acquire":  func() { _, _ = g.Acquire(closedContext(), "", 0) },
 			"Do":       func() { _ = g.Do(closedContext(), "", 0, nil) },
-			"Forecast": func() { _, _ = g.Forecast("", 0) },
-			"Hold":     func() { g.Hold("", -1) },
+			"Forecast": func() { _, _ = g.Limiter("").Forecast(0) },
+			"Hold":     func() { g.Limiter("").Hold(-1) },
 			"Limiter":  func() { g.Limiter("") },
 			"Reload":   func() { g.Reload() },
 			"All":      func() { g.All() },
@@ -389,7 +389,7 @@ func (st *keyStorm) blow() {
 	w := looker{fault: st.fault}
 	st.meddle(func() {
 		key := stormKeys[rand.N(len(stormKeys))]
-		w.look(st.g, func(most int) []watch.Waiter { return st.g.Line(key, most) }, func(most int) *shaper.Recording { return st.g.Record(key, most) })
+		w.look(st.g, func(most int) []watch.Waiter { return st.g.Limiter(key).Line(most) }, func(most int) *shaper.Recording { return st.g.Record(key, most) })
 		_ = st.g.SetLimits(key, stormLimits[rand.N(len(stormLimits))])
 		_ = st.g.ResetLimits(stormKeys[rand.N(len(stormKeys))])
 	})

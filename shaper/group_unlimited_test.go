@@ -29,7 +29,7 @@ func TestUnlimitedKeysLeaveTheTableToOthers(t *testing.T) {
 			require.NoError(t, err)
 			release()
 			require.NoError(t, g.Do(context.Background(), key, 1, func(context.Context) error { return nil }))
-			wait, err := g.Forecast(key, 1)
+			wait, err := g.Limiter(key).Forecast(1)
 			require.NoError(t, err)
 			require.Zero(t, wait)
 		}
@@ -65,7 +65,7 @@ func TestABusyUnlimitedKeyIsLookedUpTwiceASecond(t *testing.T) {
 		for i := range 1000 { // None is at the instant of a sweep.
 			require.NoError(t, g.Wait(context.Background(), "a"))
 			require.True(t, g.Allow("a"))
-			wait, err := g.Forecast("a", 1)
+			wait, err := g.Limiter("a").Forecast(1)
 			require.NoError(t, err)
 			require.Zero(t, wait)
 			g.at(time.Duration(i+1)*10*ms + 5*ms)
@@ -115,11 +115,11 @@ func TestAnUnlimitedKeyCountsWhileItIsHeld(t *testing.T) {
 		g.at(5 * ms)
 		g.arriveAll("a", "b", "c")
 		require.Zero(t, g.Group.Stats().Keys)
-		g.Hold("a", time.Minute)
+		g.Limiter("a").Hold(time.Minute)
 		require.Equal(t, 1, g.Group.Stats().Keys)
-		g.Hold("b", time.Minute)
+		g.Limiter("b").Hold(time.Minute)
 		require.Equal(t, 2, g.Group.Stats().Keys)
-		g.Hold("c", time.Minute)
+		g.Limiter("c").Hold(time.Minute)
 		require.Equal(t, 2, g.Group.Stats().Keys, "c shares a bucket, as the table is full")
 		g.arriveAll("a", "b", "c", "d")
 		require.EqualValues(t, 1, g.Group.Stats().Overflowed, "the request of c, and not its hold")
@@ -143,19 +143,19 @@ func TestAnUnlimitedKeyCanBeHeld(t *testing.T) {
 				g.limit("b", "inf depth 9") // Other Limits, so it shares no bucket with a.
 				fill(g)
 				g.arriveAll("a0")
-				g.Hold("a", time.Minute)
+				g.Limiter("a").Hold(time.Minute)
 				g.arriveAll("a1", "a2", "b1")
-				wait, err := g.Forecast("a", 1)
+				wait, err := g.Limiter("a").Forecast(1)
 				require.ErrorIs(t, err, shaper.ErrQueueFull)
 				require.Zero(t, wait)
 				g.at(30 * time.Second)
 				g.arriveAll("b2")
 				g.at(2 * time.Minute)
 				g.arriveAll("a3")
-				g.Hold("a", time.Minute)
+				g.Limiter("a").Hold(time.Minute)
 				g.arriveAll("a4")
 				g.at(150 * time.Second)
-				g.Hold("a", 0)
+				g.Limiter("a").Hold(0)
 				g.at(time.Hour + time.Minute)
 				g.saw("0s a0 left", "0s a2 full, retry 1m0s", "0s b1 left", "30s b2 left", "1m0s a1 left",
 					"2m0s a3 left", "2m30s a4 left")
@@ -169,7 +169,7 @@ func TestAnUnlimitedKeyCanBeHeld(t *testing.T) {
 		require.NoError(t, err)
 		shaper.SpreadHomes(g, math.NaN(), 1)
 		require.True(t, g.Allow(math.NaN()))
-		g.Hold(math.NaN(), time.Second)
+		g.Limiter(math.NaN()).Hold(time.Second)
 		require.False(t, g.Allow(math.NaN()))
 		require.True(t, g.Allow(1))
 		time.Sleep(time.Second)
@@ -182,7 +182,7 @@ func TestAHeldUnlimitedKeyStaysHeldOutOfOverflow(t *testing.T) {
 	playKeys(t, "inf depth 9", func(g *groupStage) {
 		g.limit("z", "1/s")
 		g.arriveAll("z")
-		g.Hold("a", time.Minute)
+		g.Limiter("a").Hold(time.Minute)
 		g.at(2 * time.Second)
 		g.arriveAll("a1")
 		require.Equal(t, 1, g.Group.Stats().Keys)
@@ -208,7 +208,7 @@ func TestChangedLimitsOfAnUnlimitedKeyTakeEffectAtOnce(t *testing.T) {
 		g.saw("0s a1 left", "0s a2 left", "0s a3 left", "0s a4 full, retry 1s", "0s a5 left", "0s a6 left")
 	})
 	playKeys(t, "inf depth 9", func(g *groupStage) { // One that is held has a bucket.
-		g.Hold("a", time.Minute)
+		g.Limiter("a").Hold(time.Minute)
 		g.arriveAll("a1", "a2", "a3")
 		g.limit("a", "1/s depth 9")
 		g.Reload()
@@ -501,7 +501,7 @@ func TestABucketWithALineIsNotDeleted(t *testing.T) {
 func TestABucketWhoseRequestsWereSettledIsDeletedThen(t *testing.T) {
 	for actual, drains := range map[int]time.Duration{0: time.Minute, 3: 3 * time.Hour, 30: 30 * time.Hour} {
 		playKeys(t, "1/h burst 24", func(g *groupStage) {
-			settle, err := g.Reserve(context.Background(), "a", 24)
+			settle, err := g.Limiter("a").Reserve(context.Background(), 24)
 			require.NoError(t, err)
 			g.at(time.Minute - ns)
 			require.Contains(t, g.levels(), "a")
@@ -541,16 +541,16 @@ func TestABucketWhoseWaitersGaveUpIsDeletedSooner(t *testing.T) {
 
 func TestAHeldBucketIsDeletedAfterTheHold(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
-		g.Hold("a", time.Hour) // Nobody has used it before.
+		g.Limiter("a").Hold(time.Hour) // Nobody has used it before.
 		g.isThereUntil(time.Hour)
-		g.Hold("a", time.Hour)
+		g.Limiter("a").Hold(time.Hour)
 		g.at(2 * time.Hour)
-		g.Hold("a", 0)
+		g.Limiter("a").Hold(0)
 		g.gone()
 		g.alone()
 	})
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
-		g.Hold("a", time.Hour)
+		g.Limiter("a").Hold(time.Hour)
 		g.arriveAll("a1", "a2")
 		g.isThereUntil(time.Hour + 2*time.Second)
 	})

@@ -274,8 +274,8 @@ func TestSpacingGoesOnFromASharedBucket(t *testing.T) {
 		enters(g.Limiter("b").WaitN, 1, 1, 1, 1) // They share a bucket, and leave until 1003 s.
 		time.Sleep(2500 * msec)
 		enters(g.Limiter("b").WaitN, 1) // At 1004 s, from a bucket of its own.
-		require.Len(t, g.Line("b", 9), 1)
-		g.Hold("b", 10*time.Second) // At 1012.5 s instead; the latest left at 1002 s.
+		require.Len(t, g.Limiter("b").Line(9), 1)
+		g.Limiter("b").Hold(10 * time.Second) // At 1012.5 s instead; the latest left at 1002 s.
 		time.Sleep(time.Minute)
 		h := g.Histograms().Spacing
 		require.Equal(t, uint64(4), h.Count())

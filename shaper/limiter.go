@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // A Limiter blocks until the caller may spend n units. [*Shaper] is one, and so
@@ -415,8 +416,8 @@ func (f foreign) asksDoneToWait() bool { return false }
 
 // A KeyLimiter is a [Limiter] for the requests of one key of a [Group] ([Group.Limiter]), or of a
 // [Shaper] whose keys share its rate ([Shaper.For]). It takes no memory in them. In a Group it works
-// whether the key has a bucket or not. Its methods are the methods of the Group, without the key, or
-// of the Shaper for requests of the key.
+// whether the key has a bucket or not. Its methods do for requests of the key what the methods of
+// the same names of a Shaper do.
 //
 // The zero KeyLimiter is not usable, and its methods panic.
 type KeyLimiter struct {
@@ -430,6 +431,7 @@ type keyBucket interface {
 	allow(n int) bool
 	do(ctx context.Context, n int, f func(context.Context) error) error
 	atMost(n int)
+	line(most int) []watch.Waiter
 	predict(n int) (wait time.Duration, err error) // also in a dry run
 	state() Stats
 }
@@ -445,10 +447,10 @@ func (l *KeyLimiter) made() keyBucket {
 // Wait is shorthand for WaitN(ctx, 1).
 func (l *KeyLimiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 
-// WaitN is [Group.WaitN] or [Shaper.WaitN].
+// WaitN is as [Group.WaitN] and [Shaper.WaitN] say.
 func (l *KeyLimiter) WaitN(ctx context.Context, n int) error { return l.made().WaitN(ctx, n) }
 
-// Acquire is [Group.Acquire] or [Shaper.Acquire].
+// Acquire is as [Group.Acquire] and [Shaper.Acquire] say.
 func (l *KeyLimiter) Acquire(ctx context.Context, n int) (release func(), err error) {
 	if release, err = l.made().enter(ctx, n, newcomer); release == nil {
 		release = nothing
@@ -456,7 +458,7 @@ func (l *KeyLimiter) Acquire(ctx context.Context, n int) (release func(), err er
 	return release, err
 }
 
-// Do is [Group.Do] or [Shaper.Do].
+// Do is as [Shaper.Do] says.
 func (l *KeyLimiter) Do(ctx context.Context, n int, f func(context.Context) error) error {
 	return l.made().do(ctx, n, f)
 }
@@ -464,13 +466,15 @@ func (l *KeyLimiter) Do(ctx context.Context, n int, f func(context.Context) erro
 // Allow is shorthand for AllowN(1).
 func (l *KeyLimiter) Allow() bool { return l.AllowN(1) }
 
-// AllowN is [Group.AllowN] or [Shaper.AllowN].
+// AllowN is as [Group.AllowN] and [Shaper.AllowN] say.
 func (l *KeyLimiter) AllowN(n int) bool { return l.made().allow(n) }
 
-// Forecast is [Group.Forecast] or [Shaper.Forecast].
+// Forecast is as [Shaper.Forecast] says. In a [Group] it makes no bucket: for a key that has none it calls the limits
+// function, and predicts for a new one.
 func (l *KeyLimiter) Forecast(n int) (wait time.Duration, err error) { return l.made().predict(n) }
 
-// Hold is [Group.Hold], or [Shaper.Hold] for all keys.
+// Hold is as [Shaper.Hold] says; of a [Shaper] it is for all keys. In a [Group] it makes the bucket of the key if there is
+// none, and does nothing if the [Limits] of the key can't be had.
 func (l *KeyLimiter) Hold(d time.Duration) { l.made().hold(context.Background(), d) }
 
 // Stats returns the state of the key's bucket in a [Group], or of a new one if the key has none. If
@@ -527,9 +531,24 @@ func (k keyLimiter[K]) reserve(ctx context.Context, estimate int, kind entryKind
 
 func (k keyLimiter[K]) reserves() bool { return true }
 
-func (k keyLimiter[K]) atMost(n int) { k.group.AtMost(k.key, n) }
+func (k keyLimiter[K]) atMost(n int) { k.group.shardOf(k.key).atMost(k.key, n) }
 
-func (k keyLimiter[K]) predict(n int) (time.Duration, error) { return k.group.Forecast(k.key, n) }
+// predict makes no bucket: for a key that has none it asks for its [Limits], and predicts for a new one.
+func (k keyLimiter[K]) predict(n int) (wait time.Duration, err error) {
+	if n < 0 {
+		return 0, ErrNegativeCost
+	}
+	if n == 0 {
+		return 0, nil
+	}
+	unknown := k.group.shardOf(k.key).withFlow(k.key, func(d *dispatcher, f *flow, now int64) {
+		wait, err = d.forecastLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
+	})
+	if unknown != nil {
+		return 0, unknown
+	}
+	return wait, err
+}
 
 func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
 	if k.group.mayDryRun() {

@@ -28,7 +28,7 @@ func TestABoundOfOneKeyRefusesNoneOfAnother(t *testing.T) {
 		}
 		for _, key := range []string{a, b} {
 			require.NoError(t, g.Wait(t.Context(), key))
-			g.Hold(key, 4*time.Second)
+			g.Limiter(key).Hold(4 * time.Second)
 		}
 		waits := func(ctx context.Context, key string) chan error {
 			done := make(chan error, 1)
@@ -43,7 +43,7 @@ func TestABoundOfOneKeyRefusesNoneOfAnother(t *testing.T) {
 		ofB := waits(t.Context(), b)
 		time.Sleep(time.Second)
 		ofA := waits(t.Context(), a)
-		g.Hold(a, 10*time.Second)
+		g.Limiter(a).Hold(10 * time.Second)
 		require.ErrorIs(t, <-ofA, ErrTooLate)
 		require.NoError(t, <-ofB)
 		require.NoError(t, g.Close())

@@ -169,7 +169,7 @@ func TestARequestThatHasWaitedTooLongIsCountedAndTold(t *testing.T) {
 		}
 		synctest.Wait()
 		time.Sleep(100 * ms)
-		g.Hold("k", time.Minute)
+		g.Limiter("k").Hold(time.Minute)
 		synctest.Wait()
 		require.ElementsMatch(t, []string{ // They wake in any order.
 			"k 100ms 1 shaper: would leave too late: the request has waited too long (retry after 1m0s)",

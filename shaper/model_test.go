@@ -508,18 +508,18 @@ type member struct {
 
 func (m member) WaitN(ctx context.Context, n int) error { return m.Group.WaitN(ctx, m.key, n) }
 func (m member) AllowN(n int) bool                      { return m.Group.AllowN(m.key, n) }
-func (m member) Forecast(n int) (time.Duration, error)  { return m.Group.Forecast(m.key, n) }
-func (m member) Hold(d time.Duration)                   { m.Group.Hold(m.key, d) }
+func (m member) Forecast(n int) (time.Duration, error)  { return m.Group.Limiter(m.key).Forecast(n) }
+func (m member) Hold(d time.Duration)                   { m.Group.Limiter(m.key).Hold(d) }
 
 func (m member) Acquire(ctx context.Context, n int) (release func(), err error) {
 	return m.Group.Acquire(ctx, m.key, n)
 }
 
 func (m member) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
-	return m.Group.Reserve(ctx, m.key, estimate)
+	return m.Group.Limiter(m.key).Reserve(ctx, estimate)
 }
 
-func (m member) AtMost(n int) { m.Group.AtMost(m.key, n) }
+func (m member) AtMost(n int) { m.Group.Limiter(m.key).AtMost(n) }
 
 func (m member) Stats() shaper.Stats {
 	return m.Group.Limiter(m.key).Stats()

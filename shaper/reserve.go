@@ -130,15 +130,7 @@ func (s *Shaper) AtMostEach(left ...int) {
 	}
 }
 
-// Reserve is [Shaper.Reserve] on the bucket of a key. If the bucket has drained and has been deleted,
-// nothing is given back. A settle charges the bucket that the key has then. To make that bucket it may
-// call the limits function, and if the function returns an error, nothing is charged.
-func (g *Group[K]) Reserve(ctx context.Context, key K, estimate int) (settle func(actual int), err error) {
-	v, err := g.reserve(ctx, key, estimate, newcomer)
-	return v.orNothing(), err
-}
-
-// reserve is Reserve with a reservation in place of a function; nil with an error.
+// reserve is [KeyLimiter.Reserve] with a reservation in place of a function; nil with an error.
 func (g *Group[K]) reserve(ctx context.Context, key K, estimate int, kind entryKind) (*reservation, error) {
 	v := newReservation(estimate)
 	r := &request{ctx: ctx, cost: v.estimate, kind: kind, tellsEnd: true, with: &v.with}
@@ -150,23 +142,7 @@ func (g *Group[K]) reserve(ctx context.Context, key K, estimate int, kind entryK
 	return v.begin(r, &in.dispatcher, &kf.Value, err)
 }
 
-// Spend is [Shaper.Spend] on the bucket of a key.
-func (g *Group[K]) Spend(ctx context.Context, key K, estimate int, f func(context.Context) (int, error)) error {
-	v, err := g.reserve(ctx, key, estimate, newcomer)
-	if err != nil {
-		return err
-	}
-	return spend(ctx, v, f)
-}
-
-// AtMost is [Shaper.AtMost] on the bucket of a key. It makes the bucket if there is none, as
-// [Group.Hold] does. If the [Limits] of the key can't be had it does nothing.
-func (g *Group[K]) AtMost(key K, n int) {
-	g.mustBeMade()
-	g.shardOf(key).atMost(key, n)
-}
-
-// atMost is AtMost.
+// atMost is [KeyLimiter.AtMost].
 func (s *keyShard[K]) atMost(key K, n int) {
 	_ = s.withFlowOrNew(context.Background(), key, bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		if kf != s.closedFlow {
@@ -175,21 +151,24 @@ func (s *keyShard[K]) atMost(key K, n int) {
 	})
 }
 
-// Reserve is [Group.Reserve] or [Shaper.Reserve].
+// Reserve is as [Shaper.Reserve] says. If the bucket of a key in a [Group] has drained and has been deleted, nothing
+// is given back. A settle charges the bucket that the key has then. To make that bucket it may
+// call the limits function, and if the function returns an error, nothing is charged.
 func (l *KeyLimiter) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := l.made().reserve(ctx, estimate, newcomer)
 	return settleOf(v), err
 }
 
-// Spend is [Group.Spend] or [Shaper.Spend].
+// Spend is as [Shaper.Spend] says.
 func (l *KeyLimiter) Spend(ctx context.Context, estimate int, f func(context.Context) (actual int, err error)) error {
 	return spendBy(ctx, l.made(), estimate, f)
 }
 
-// AtMost is [Group.AtMost], or [Shaper.AtMost] for all keys.
+// AtMost is as [Shaper.AtMost] says; of a [Shaper] it is for all keys. In a [Group] it makes the bucket of the key if there
+// is none, and does nothing if the [Limits] of the key can't be had.
 func (l *KeyLimiter) AtMost(n int) { l.made().atMost(n) }
 
-// ReserveEach is [Shaper.ReserveEach]. The bucket of a key of a [Group] has one level.
+// ReserveEach is as [Shaper.ReserveEach] says. The bucket of a key of a [Group] has one level.
 func (l *KeyLimiter) ReserveEach(ctx context.Context, estimates ...int) (settle func(actual ...int), err error) {
 	if k, ok := l.made().(keyOfShaper); ok {
 		return k.Shaper.reserveEach(ctx, k.key, estimates)
@@ -202,7 +181,7 @@ func (l *KeyLimiter) ReserveEach(ctx context.Context, estimates ...int) (settle 
 	return settleFirst(one), err
 }
 
-// AtMostEach is [Shaper.AtMostEach], for all keys of the Shaper. The bucket of a key of a [Group] has one level.
+// AtMostEach is as [Shaper.AtMostEach] says, for all keys of the Shaper. The bucket of a key of a [Group] has one level.
 func (l *KeyLimiter) AtMostEach(left ...int) {
 	if k, ok := l.made().(keyOfShaper); ok {
 		k.Shaper.AtMostEach(left...)

@@ -71,11 +71,11 @@ func TestASettleChargesTheBucketThatTheKeyHasThen(t *testing.T) {
 		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 10, Burst: 10, Depth: 9}, nil })
 		require.NoError(t, err)
 		ctx := context.Background()
-		a, err := g.Reserve(ctx, "a", 5)
+		a, err := g.Limiter("a").Reserve(ctx, 5)
 		require.NoError(t, err)
-		b, err := g.Reserve(ctx, "b", 5)
+		b, err := g.Limiter("b").Reserve(ctx, 5)
 		require.NoError(t, err)
-		zero, err := g.Reserve(ctx, "c", 0)
+		zero, err := g.Limiter("c").Reserve(ctx, 0)
 		require.NoError(t, err)
 		require.Equal(t, 10, g.Stats().Reserved)
 		time.Sleep(time.Minute)
@@ -112,8 +112,8 @@ func TestAllEntrancesOfAKeyLeadToItsBucket(t *testing.T) {
 		a := g.Limiter("a")
 		require.NoError(t, a.Do(ctx, 2, func(context.Context) error { return nil }))
 		require.True(t, a.AllowN(1))
-		require.NoError(t, g.Spend(ctx, "a", 3, func(context.Context) (int, error) { return 1, nil }))
-		require.ErrorIs(t, g.Spend(ctx, "a", -1, nil), shaper.ErrNegativeCost)
+		require.NoError(t, g.Limiter("a").Spend(ctx, 3, func(context.Context) (int, error) { return 1, nil }))
+		require.ErrorIs(t, g.Limiter("a").Spend(ctx, -1, nil), shaper.ErrNegativeCost)
 		require.InDelta(t, 4, a.Stats().Level, 1e-9)
 		require.Zero(t, g.Limiter("b").Stats().Level)
 
@@ -168,7 +168,7 @@ func TestInASharedBucketTheEstimateStands(t *testing.T) {
 		g := sharedGroup(t, buckettest.NewMemory(), l)
 		for _, reserve := range []func(estimate int) (settle func(actual int), err error){
 			func(n int) (func(int), error) { return s.Reserve(ctx, n) },
-			func(n int) (func(int), error) { return g.Reserve(ctx, "key", n) },
+			func(n int) (func(int), error) { return g.Limiter("key").Reserve(ctx, n) },
 		} {
 			start := time.Now()
 			settle, err := reserve(80)
@@ -186,7 +186,7 @@ func TestInASharedBucketTheEstimateStands(t *testing.T) {
 			require.InDelta(t, 5, time.Since(start).Seconds(), 0.001)
 		}
 		s.AtMost(0)
-		g.AtMost("key", 0)
+		g.Limiter("key").AtMost(0)
 		require.Equal(t, [4]int{5, 0, 0, 0}, figures(s.Stats()))
 		require.Equal(t, [4]int{5, 0, 0, 0}, figures(g.Limiter("key").Stats()))
 	})

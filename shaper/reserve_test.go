@@ -461,7 +461,7 @@ func TestReservedIsAtMostTheGreatestInt(t *testing.T) {
 	for range 2 {
 		one, err := s.Reserve(t.Context(), math.MaxInt)
 		require.NoError(t, err)
-		other, err := g.Reserve(t.Context(), "key", math.MaxInt)
+		other, err := g.Limiter("key").Reserve(t.Context(), math.MaxInt)
 		require.NoError(t, err)
 		settles = append(settles, one, other)
 	}

@@ -71,7 +71,7 @@ func TestAForecastForANewKeyKnowsOfTheOutage(t *testing.T) {
 					key := string(rune('A' + i))
 					require.Equal(t, state, stats(key).State)
 					require.Error(t, stats(key).Err)
-					wait, forecast := g.Forecast(key, 1)
+					wait, forecast := g.Limiter(key).Forecast(1)
 					began := time.Now()
 					release, err := g.Acquire(t.Context(), key, 1)
 					if err == nil {
@@ -110,10 +110,10 @@ func TestAKeyThatSharesABucketHasItsState(t *testing.T) {
 		for _, key := range []string{"inf", "second", "first"} {
 			st := g.Limiter(key).Stats()
 			require.Equal(t, shared.StateShared, st.Bucket.State, key)
-			_, err := g.Forecast(key, 1)
+			_, err := g.Limiter(key).Forecast(1)
 			require.NoError(t, err)
 		}
-		_, err := g.Forecast("", 1)
+		_, err := g.Limiter("").Forecast(1)
 		require.ErrorContains(t, err, "the key function of WithBuckets has returned an empty key")
 		require.Equal(t, 1, g.Stats().Keys)
 	})
@@ -169,7 +169,7 @@ func TestARestoredKeySharesItsLevel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
 		before := sharedGroup(t, m, shaper.Limits{Rate: rate.Inf, Depth: 9})
-		before.Hold("key", time.Minute)
+		before.Limiter("key").Hold(time.Minute)
 		saved, err := before.Snapshot()
 		require.NoError(t, err)
 		require.NoError(t, before.Close())
@@ -268,7 +268,7 @@ func TestKeyFunctionThatBreaksItsContract(t *testing.T) {
 	require.ErrorContains(t, err, "the key function of WithBuckets has returned an empty key")
 	require.False(t, g.Allow(""))
 	require.EqualValues(t, 2, g.Stats().LimitErrors)
-	g.Hold("", time.Second)
+	g.Limiter("").Hold(time.Second)
 	require.PanicsWithValue(t, "no key", func() { _ = g.Wait(t.Context(), "panic") })
 	require.PanicsWithValue(t, "no key", func() { g.Allow("panic") })
 	require.NoError(t, g.Wait(t.Context(), "good"))

@@ -370,7 +370,7 @@ func TestAHeldLineWithSlotsLearnsThatTheBucketIsBack(t *testing.T) {
 				require.Less(t, i, 1000)
 				time.Sleep(ms)
 			}
-			g.Hold("held", time.Minute)
+			g.Limiter("held").Hold(time.Minute)
 			time.Sleep(ms)
 			m.Fail(faultOf(buckettest.FailBefore))
 			ctx, cancel := context.WithTimeout(t.Context(), 10*ms)

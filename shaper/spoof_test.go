@@ -84,7 +84,7 @@ func TestSpoofedAddressesChangeNobodysWait(t *testing.T) {
 					require.Equal(t, 429, from(h, attacker, "X-Forwarded-For: "+network64(spoofed)))
 				}
 			}
-			own, err := group.Forecast("2001:db8:ffff:ffff::/64", 1)
+			own, err := group.Limiter("2001:db8:ffff:ffff::/64").Forecast(1)
 			require.Equal(t, fmt.Sprintf("full, retry %v", time.Hour-time.Since(g.start)), outcome(err))
 			require.Zero(t, own)
 			st = group.Stats()
@@ -176,7 +176,7 @@ func TestTopOfAGroup(t *testing.T) {
 				require.True(t, g.AllowN("never", 2))
 				require.True(t, g.AllowN("allow", 2))
 				require.Equal(t, opts != nil, g.AllowN("allow", 2))
-				require.NoError(t, ignore(g.Forecast("never", 1)))
+				require.NoError(t, ignore(g.Limiter("never").Forecast(1)))
 				want := []watch.KeyCount[string]{{Key: "often", Count: 3}, {Key: "waits", Count: 1}, {Key: "allow", Count: 1}}
 				require.Equal(t, want, g.Top(9))
 				require.Equal(t, want[:1], g.Top(1))

@@ -200,37 +200,49 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.D
 // more than is needed. In a dry run it is the line of the shadow.
 func (s *Shaper) Line(max int) []watch.Waiter {
 	s.mustBeMade()
-	line, _ := s.lineOf(max, func() *flow { return &s.flow })
+	line, _ := s.lineOf(max, nil, func() (*flow, int) { return &s.flow, s.flow.waiting() })
 	return line
 }
 
-// Line is [Shaper.Line] on the bucket of a key. It makes no bucket: a key that has none
-// has no line. For a key that shares a bucket it is the line of all keys that share it;
-// to find that bucket, the limits function is called. Once a key has a bucket of its own, its
-// requests that still wait in the one it has shared are not shown.
-func (g *Group[K]) Line(key K, max int) []watch.Waiter {
-	g.mustBeMade()
-	line, found := g.shardOf(key).line(key, max)
-	if found || max <= 0 || g.rings.Len() == 0 {
+// Line is as [Shaper.Line] says. Of a key that shares a bucket in a [Group] it is the line of all keys that
+// share it; once the key has a bucket of its own, its requests that still wait in the shared one are not
+// shown. Of a key of a [Shaper] it has the requests of the key alone, and looks at all that leave before the last of them.
+func (l *KeyLimiter) Line(max int) []watch.Waiter { return l.made().line(max) }
+
+// line makes no bucket, but may call the limits function to find the one that the key shares.
+func (k keyLimiter[K]) line(most int) []watch.Waiter {
+	g := k.group
+	line, found := g.shardOf(k.key).line(k.key, most)
+	if found || most <= 0 || g.rings.Len() == 0 {
 		return line
 	}
-	limits, err := g.shardOf(key).callLimits(key)
+	limits, err := g.shardOf(k.key).callLimits(k.key)
 	if err != nil { // They say which bucket it shares.
 		return nil
 	}
-	if line, found = g.shardOf(key).line(key, max); found {
+	if line, found = g.shardOf(k.key).line(k.key, most); found {
 		return line
 	}
-	line, _ = g.overflow.lineOf(max, func() *flow {
-		if kf := g.overflow.usedLocked(key, limits); kf != nil {
-			return &kf.Value
+	line, _ = g.overflow.lineOf(most, nil, func() (f *flow, waiting int) {
+		if kf := g.overflow.usedLocked(k.key, limits); kf != nil {
+			f, waiting = &kf.Value, kf.Value.waiting()
 		}
-		return nil
+		return f, waiting
 	})
 	return line
 }
 
-// LineOf is [Group.Line] for a key that has a bucket of its own, and nothing for any other. So
+func (k keyOfShaper) line(most int) []watch.Waiter {
+	line, _ := k.lineOf(most, k.key, func() (f *flow, waiting int) {
+		if k.key == nil {
+			return &k.flow, k.flow.waiting()
+		}
+		return &k.flow, k.fairQueue().turns.Waiting(k.key.(string))
+	})
+	return line
+}
+
+// LineOf is as [KeyLimiter.Line] for a key that has a bucket of its own, and nothing for any other. So
 // it never calls the limits function.
 func (g *Group[K]) LineOf(key K, max int) []watch.Waiter {
 	g.mustBeMade()
@@ -240,31 +252,30 @@ func (g *Group[K]) LineOf(key K, max int) []watch.Waiter {
 
 // line is LineOf, and reports whether the key has a bucket of its own.
 func (s *keyShard[K]) line(key K, most int) (line []watch.Waiter, found bool) {
-	return s.lineOf(most, func() *flow {
+	return s.lineOf(most, nil, func() (f *flow, waiting int) {
 		if kf := s.table.Get(key); kf != nil {
-			return &kf.Value
+			f, waiting = &kf.Value, kf.Value.waiting()
 		}
-		return nil
+		return f, waiting
 	})
 }
 
-// lineOf is Line for the flow that a function finds under the lock, and reports whether there
-// is one; if not, the function returns nil.
-func (d *dispatcher) lineOf(most int, find func() *flow) (line []watch.Waiter, found bool) {
+// lineOf is Line for the flow that a function finds under the lock, with how many wait in it, and reports whether
+// there is one; if not, the function returns nil. If key is not nil, only the requests of that key are meant.
+func (d *dispatcher) lineOf(most int, key any, find func() (f *flow, waiting int)) (line []watch.Waiter, found bool) {
 	if most <= 0 {
 		return nil, false
 	}
 	for {
 		now := d.lockAndAdvance()
-		f, n := find(), 0
-		if f != nil {
+		f, n := find()
+		if n = min(n, most); f != nil {
 			f.bucket.idleUntil(now) // As lockFlow does: while all seats are taken the bucket may have emptied.
-			n = min(most, f.waiting())
 		}
 		if n <= cap(line) {
 			line = line[:n]
 			if n > 0 {
-				f.readLine(d.origin, now, line)
+				f.readLine(d.origin, now, key, line)
 			}
 			d.unlockAndArm()
 			return line, f != nil
@@ -274,15 +285,19 @@ func (d *dispatcher) lineOf(most int, find func() *flow) (line []watch.Waiter, f
 	}
 }
 
-// readLine fills a slice with the first in the line, which has as many at least.
-func (f *flow) readLine(o origin, now int64, line []watch.Waiter) {
+// readLine fills a slice with the first in the line, which has as many at least; with the first of a key, if
+// that is not nil.
+func (f *flow) readLine(o origin, now int64, key any, line []watch.Waiter) {
 	v, ahead, next := f.view(), load{}, f.line.walk()
-	for i := range line {
-		w := next()
-		wait := v.leavesIn(now, v.placeBehind(f, ahead, w))
-		line[i] = watch.Waiter{Cost: int(w.cost), Since: o.timeOf(w.at), Leaves: o.timeOf(exact.Sum(now, int64(wait)))}
+	for filled := 0; filled < len(line); {
+		w, of := next(), ""
 		if f.line.order != nil {
-			line[i].Key = f.line.order.keyOf(w)
+			of = f.line.order.keyOf(w)
+		}
+		if key == nil || key == of {
+			wait := v.leavesIn(now, v.placeBehind(f, ahead, w))
+			line[filled] = watch.Waiter{Key: of, Cost: int(w.cost), Since: o.timeOf(w.at), Leaves: o.timeOf(exact.Sum(now, int64(wait)))}
+			filled++
 		}
 		ahead = f.behind(ahead, w)
 	}

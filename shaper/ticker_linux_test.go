@@ -120,7 +120,7 @@ func TestASlowLineOfAGroupKeepsTheFileOfAQuickOne(t *testing.T) {
 	quick, cancel := context.WithCancel(context.Background())
 	wait := func(ctx context.Context, key bool, hold time.Duration) {
 		require.True(t, g.Allow(key))
-		g.Hold(key, hold)
+		g.Limiter(key).Hold(hold)
 		go func() { _ = g.Wait(ctx, key) }()
 	}
 	// Both keys may be in one shard, and then the line that leaves first decides for both.

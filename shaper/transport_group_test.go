@@ -97,7 +97,7 @@ func playTransportOf(t *testing.T, lines []playedLine, limits string, timeline f
 				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
 				require.NoError(u.stage.t, err)
 				if kind.overflow {
-					g.Hold("it fills the table", time.Hour)
+					g.Limiter("it fills the table").Hold(time.Hour)
 				}
 				u.Limiter = g.Limiter("a")
 				timeline(u, g.Shutdown, g)
@@ -191,7 +191,7 @@ func TestARetryStaysAheadOfTheLineThatItsKeyShares(t *testing.T) {
 		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil }, shaper.WithMaxKeys(1))
 		require.NoError(u.stage.t, err)
 		defer g.Close()
-		g.Hold("it fills the table", 2*time.Second)
+		g.Limiter("it fills the table").Hold(2 * time.Second)
 		u.Limiter, u.Retry, u.took = g.Limiter("a"), true, 3500*time.Millisecond
 		u.script["a"] = []string{"429 -"}
 		u.call("a", "b", "c", "d", "e", "f")
@@ -217,7 +217,7 @@ func TestARoundTripEndsWithItsContextThoughTheLimitsOfItsKeyHang(t *testing.T) {
 					}, shaper.WithMaxKeys(maxKeys))
 					require.NoError(t, err)
 					defer g.Close()
-					g.Hold("it fills the table", time.Hour)
+					g.Limiter("it fills the table").Hold(time.Hour)
 					u.Limiter, u.Retry, u.HoldWhenExhausted, u.took = g.Limiter("a"), true, true, 3*time.Second
 					u.script["a"] = []string{answer}
 					ctx, cancel := context.WithCancel(context.Background())
@@ -232,7 +232,7 @@ func TestARoundTripEndsWithItsContextThoughTheLimitsOfItsKeyHang(t *testing.T) {
 					u.saw(want)
 					close(goesOn)
 					synctest.Wait()
-					wait, err := g.Forecast("a", 1)
+					wait, err := g.Limiter("a").Forecast(1)
 					require.NoError(t, err)
 					if name == "a retry without a hold" {
 						require.Zero(t, wait)

@@ -78,6 +78,14 @@ func (i *Item[T]) Next() *Item[T] { return i.next }
 // Keys returns how many keys have a line.
 func (o *Order[T]) Keys() int { return len(o.lines) }
 
+// Waiting returns how many requests of a key are in line.
+func (o *Order[T]) Waiting(key string) int {
+	if ln := o.lines[key]; ln != nil {
+		return int(ln.len)
+	}
+	return 0
+}
+
 // Push lets a request enter, behind all others of its key. The weight, from 1 to 1,000, counts if
 // the key has no line yet.
 func (o *Order[T]) Push(key string, weight int, cost int64, value T) *Item[T] {
