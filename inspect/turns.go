@@ -54,7 +54,7 @@ func (t *taken) add(o taken) {
 
 // turnsOf returns the turns of a Shaper WithFairQueue, and nil of any other.
 func turnsOf(s *shaper.Shaper) *turns {
-	if shaper.LongestKeys(s, 1) == nil {
+	if s.Keys(0, watch.ByLength) == nil {
 		return nil
 	}
 	return &turns{s: s}
@@ -173,12 +173,12 @@ func (t *turns) view(most int) *turnsView {
 	now := time.Now()
 	t.look(now)
 	st := t.s.Stats()
-	lines := shaper.LongestKeys(t.s, turnKeys)
+	lines := t.s.Keys(turnKeys, watch.ByLength)
 	head := t.s.Line(turnsAhead)
 	if st.Keys > len(lines) {
 		// There are others. The ones that leave next are of interest too: a key of great weight leaves soon, so
 		// its line need not be among the longest, however many requests are in it.
-		lines = append(lines, t.s.Keys(min(keysIn(head), turnKeys))...)
+		lines = append(lines, t.s.Keys(min(keysIn(head), turnKeys), watch.ByTurn)...)
 	}
 	rows := map[string]*turnView{}
 	for _, l := range lines {

@@ -340,49 +340,28 @@ func (s *Shaper) limiterByKey(key KeyFunc, r *http.Request) (inner, error) {
 	return s.of(k), nil
 }
 
-// Keys returns the keys that have requests in line, at most max, the next to leave first. It holds the
-// lock for less than a microsecond for each request that leaves before the first one of the
-// last of these keys. Without [WithFairQueue] there are none.
-func (s *Shaper) Keys(max int) []watch.KeyLine {
+// Keys returns keys that have requests in line, at most max, in an order which says how long the lock is held for it.
+// Without [WithFairQueue] it returns nil, and with it never.
+func (s *Shaper) Keys(max int, by watch.KeyOrder) []watch.KeyLine {
 	s.mustBeMade()
 	q := s.fairQueue()
-	if q == nil || max <= 0 {
+	if q == nil {
 		return nil
 	}
-	var found []watch.KeyLine
+	found := []watch.KeyLine{}
 	for {
 		now := s.lockFlow(&s.flow)
 		n := min(max, q.keys())
 		if n <= cap(found) {
-			found = q.appendKeys(found, n, &s.flow, s.origin, now)
+			if n > 0 {
+				found = q.appendKeys(found, n, by, &s.flow, s.origin, now)
+			}
 			s.unlockAndArm()
 			return found
 		}
 		s.unlockAndArm()
 		found = make([]watch.KeyLine, 0, min(max, n+n/8)) // Some more may come meanwhile.
 	}
-}
-
-// LongestKeys returns keys of a [Shaper] [WithFairQueue] that have requests in line, at most max: first
-// the key whose latest request would leave last. [watch.KeyLine.Leaves] is zero, as predicting it takes a look at
-// each key. It holds the lock for less than a microsecond for each key that it returns, however many
-// keys and requests there are. Without [WithFairQueue] it returns nil, and with it never.
-func LongestKeys(s *Shaper, max int) []watch.KeyLine {
-	s.mustBeMade()
-	q := s.fairQueue()
-	if q == nil {
-		return nil
-	}
-	now := s.lockFlow(&s.flow)
-	defer s.unlockAndArm()
-	found := []watch.KeyLine{}
-	for item := range q.turns.Longest() {
-		if len(found) >= max {
-			break
-		}
-		found = append(found, keyLineOf(&s.flow, item, now))
-	}
-	return found
 }
 
 // keyLineOf returns the line of a key at an instant, of its first request. Leaves is not set.
@@ -401,8 +380,16 @@ func keyLineOf(f *flow, item *fair.Item[inLine], now int64) watch.KeyLine {
 	return watch.KeyLine{Key: ln.Key, Weight: ln.Weight, Waiting: ln.Waiting, Cost: int(min(ln.Cost, math.MaxInt)), OldestWait: time.Duration(now - since)}
 }
 
-// appendKeys appends the first n keys.
-func (q *fairQueue) appendKeys(to []watch.KeyLine, n int, f *flow, o origin, now int64) []watch.KeyLine {
+// appendKeys appends the first n keys, of which there are as many at least.
+func (q *fairQueue) appendKeys(to []watch.KeyLine, n int, by watch.KeyOrder, f *flow, o origin, now int64) []watch.KeyLine {
+	if by == watch.ByLength {
+		for item := range q.turns.Longest() {
+			if to = append(to, keyLineOf(f, item, now)); len(to) == n {
+				break
+			}
+		}
+		return to
+	}
 	v, next := f.view(), q.turns.Walk()
 	for ahead := (load{}); len(to) < n; {
 		item := next()

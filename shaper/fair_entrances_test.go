@@ -17,6 +17,7 @@ import (
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 	"example.com/leakybucket/shaper/shared"
+	"example.com/leakybucket/shaper/watch"
 )
 
 func TestMethodsOfAShaperAreThoseOfTheEmptyKey(t *testing.T) {
@@ -47,7 +48,8 @@ func TestAChainForecastsForItsKey(t *testing.T) {
 func TestForOfAPlainShaperIsTheShaper(t *testing.T) {
 	play(t, "10/s depth 20", func(g *stage) {
 		g.comes("a1", "a2", "a3", "b1")
-		require.Nil(t, g.Keys(9))
+		require.Nil(t, g.Keys(9, watch.ByTurn))
+		require.Nil(t, g.Keys(9, watch.ByLength))
 		require.Empty(t, g.Line(1)[0].Key)
 		g.at(10 * time.Second)
 		g.saw("0s a1 left", "100ms a2 left", "200ms a3 left", "300ms b1 left")

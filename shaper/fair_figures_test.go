@@ -24,7 +24,7 @@ func TestTheCostOfALineIsTheGreatestIntAtMost(t *testing.T) {
 			go func() { _ = s.For("a").WaitN(context.Background(), 1e9) }()
 		}
 		synctest.Wait()
-		require.EqualValues(t, min(int64(3e9), math.MaxInt), s.Keys(1)[0].Cost)
+		require.EqualValues(t, min(int64(3e9), math.MaxInt), s.Keys(1, watch.ByTurn)[0].Cost)
 	})
 }
 
@@ -46,12 +46,12 @@ func TestTheLongestKeysAreFoundAmongMany(t *testing.T) {
 			{Key: "long", Weight: 1, Waiting: 5, Cost: 5, OldestWait: 50 * ms},
 			{Key: "dear", Weight: 2, Waiting: 1, Cost: 4, OldestWait: 50 * ms},
 			{Key: "tJ", Weight: 1, Waiting: 1, Cost: 1, OldestWait: 50 * ms},
-		}, shaper.LongestKeys(g.Shaper, 3))
-		require.Len(t, shaper.LongestKeys(g.Shaper, 1000), 202)
-		require.Equal(t, []watch.KeyLine{}, shaper.LongestKeys(g.Shaper, 0))
+		}, g.Keys(3, watch.ByLength))
+		require.Len(t, g.Keys(1000, watch.ByLength), 202)
+		require.Equal(t, []watch.KeyLine{}, g.Keys(0, watch.ByLength))
 		require.NoError(t, g.Close())
 		synctest.Wait()
-		require.Equal(t, []watch.KeyLine{}, shaper.LongestKeys(g.Shaper, 3))
+		require.Equal(t, []watch.KeyLine{}, g.Keys(3, watch.ByLength))
 	}, shaper.WithFairQueue(func(key string) int { return strings.Count(key, "e") + 1 }))
 }
 
@@ -91,7 +91,7 @@ func TestARecordingTellsWhoHasLeft(t *testing.T) {
 		g.comes("a1")
 		left, all := r.Departures(0)
 		require.Empty(t, left, "it knows no keys")
-		require.Nil(t, shaper.LongestKeys(g.Shaper, 3))
+		require.Nil(t, g.Keys(3, watch.ByLength))
 		require.Zero(t, all)
 	})
 }

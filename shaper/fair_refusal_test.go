@@ -90,7 +90,11 @@ func TestARefusalAfterAWaitIsToldWithItsKey(t *testing.T) {
 			{Key: "b", Cost: 1, Since: g.start.Add(40 * ms), Leaves: g.start.Add(200 * ms)},
 		}, g.Line(9))
 		require.Equal(t, []string{"a weight 1: 1 cost 1, 40ms, at 100ms"}, g.keys(1))
-		require.Nil(t, g.Keys(0))
+		for _, by := range []watch.KeyOrder{watch.ByTurn, watch.ByLength} {
+			require.Equal(t, []watch.KeyLine{}, g.Keys(0, by))
+			require.Equal(t, []watch.KeyLine{}, g.Keys(math.MinInt, by))
+			require.Len(t, g.Keys(math.MaxInt, by), g.Stats().Keys)
+		}
 		require.NoError(t, g.Close())
 	}, shaper.WithFairQueue(nil), shaper.WithTrace(&shaper.Trace{
 		Enqueued: tell("enqueued"), Departed: tell("departed"), Refused: tell("refused"), Abandoned: tell("abandoned"),

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // This file holds what WithFairQueue promises. What it does to each request in random scripts is
@@ -55,7 +56,7 @@ func (g *stage) acquiresFor(name string, n int) {
 
 // keys returns what Keys shows, a text for each.
 func (g *stage) keys(most int) (shown []string) {
-	for _, k := range g.Keys(most) {
+	for _, k := range g.Keys(most, watch.ByTurn) {
 		shown = append(shown, fmt.Sprintf("%s weight %d: %d cost %d, %v, at %v", k.Key, k.Weight, k.Waiting, k.Cost, k.OldestWait, k.Leaves.Sub(g.start)))
 	}
 	return shown
@@ -152,7 +153,7 @@ func TestSharesFollowWeights(t *testing.T) {
 		}
 		synctest.Wait()
 		shown := make(map[string]int)
-		for _, k := range s.Keys(10) {
+		for _, k := range s.Keys(10, watch.ByTurn) {
 			shown[k.Key] = k.Weight
 		}
 		require.Equal(t, map[string]int{"gold": 4, "silver": 2, "none": 1, "much": 1000}, shown, "the nearest in range")
@@ -205,7 +206,7 @@ func TestAWeightIsFromOneToAThousand(t *testing.T) {
 		asked = func() int { return g.Stats().Keys }
 		g.comes("z", "a1", "b1", "c1", "d1", "e1")
 		var got []int
-		for _, k := range g.Keys(9) {
+		for _, k := range g.Keys(9, watch.ByTurn) {
 			got = append(got, k.Weight)
 		}
 		require.Equal(t, []int{1000, 1000, 1000, 1, 1}, got)

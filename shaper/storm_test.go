@@ -18,6 +18,7 @@ import (
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 	"example.com/leakybucket/shaper/shared"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // stormCap is the largest cap, where there is one.
@@ -84,7 +85,7 @@ func TestStormOverAFairQueue(t *testing.T) {
 				}
 				st.blow()
 				st.meddle(func() {
-					for _, k := range st.s.Keys(3) {
+					for _, k := range st.s.Keys(3, watch.ByTurn) {
 						if k.Waiting < 1 || k.Cost < k.Waiting || k.OldestWait < 0 || k.Weight != max(1, len(k.Key)) {
 							st.fault("a line of a key: %+v", k)
 						}

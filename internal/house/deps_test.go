@@ -150,7 +150,7 @@ const nestedPolicy = `
 	# What language models count, and how they say it, is for whoever calls them: it knows a
 	# line, and no client library of a provider's. The gateway paces the calls of others as llm
 	# paces its own, and knows no server and no configuration.
-	llm: std shaper
+	llm: std shaper shaper/watch
 
 	# The providers in memory know only what is counted.
 	llm/llmtest: std

@@ -10,6 +10,7 @@ import (
 
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // mostTeams bounds the teams that a Ledger remembers: the ones that were last seen. A team takes some 5 kB.
@@ -101,7 +102,7 @@ func (l *Ledger) Status(now time.Time, teams int) Status {
 		st := line.Stats()
 		s.Others.Waiting, s.Forfeited, s.Hint = st.Waiting, st.Forfeited, hint(st)
 		s.Level, s.Reserved, s.Capacity = st.Level/of.minute, float64(st.Reserved)/of.minute, float64(st.Limits.Burst)/of.minute
-		for _, k := range line.Keys(mostTeams) {
+		for _, k := range line.Keys(mostTeams, watch.ByTurn) {
 			waiting[k.Key] = k.Waiting
 		}
 	}
