@@ -64,7 +64,7 @@ var families = []family{
 	gauge("dry_run", "1 if nobody is held up or refused, and the numbers are what would have been.",
 		func(r *reading, emit emit) { emit(truth(r.DryRun)) }),
 	gauge("timer_fallback", "1 if no kernel timer could be had when one was last wanted, so that requests leave up to a millisecond late.",
-		func(r *reading, emit emit) { emit(truth(r.Fallback != "")) }),
+		func(r *reading, emit emit) { emit(truth(r.NoKernelTimer != "")) }),
 
 	gauge("oldest_wait_seconds", "For how long the head of the line has waited; 0 without one.",
 		ofShapers(func(r *reading, emit emit) { emit(r.OldestWait.Seconds()) })),

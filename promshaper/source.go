@@ -52,7 +52,7 @@ func (g ofGroup[K]) read() *reading {
 	h := g.g.Histograms()
 	st := g.g.Stats()
 	return &reading{at: time.Now(), histograms: h, group: &st, Stats: shaper.Stats{
-		Waiting: st.Waiting, DryRun: st.DryRun, Fallback: st.Fallback,
+		Waiting: st.Waiting, DryRun: st.DryRun, NoKernelTimer: st.NoKernelTimer,
 		Departed: st.Departed, Refused: st.Refused, Abandoned: st.Abandoned,
 		QueueFull: st.QueueFull, TooLate: st.TooLate, TooCostly: st.TooCostly, Closed: st.Closed, Unavailable: st.Unavailable,
 		Missed: st.Missed, Bucket: st.Bucket,

@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"sync"

@@ -26,21 +26,21 @@ type Stats struct {
 	Name   string // set by WithName
 	Limits Limits // as they were given: a Burst of 0 stays 0
 
-	Waiting      int           // requests in the line
-	Level        float64       // the level of the bucket, in cost units
-	Free         int           // cost units that may leave at once; see below
-	EmptyAt      time.Time     // when the level will be 0, if no request leaves before; zero if it is 0 now
-	Keys         int           // keys that have requests in line; 0 without WithFairQueue
-	OldestWait   time.Duration // how long the head of the line has waited, and WithFairQueue any request; a retry of a Transport starts at 0
-	InFlight     int           // requests that have left and not ended; 0 without a cap
-	Reserved     int           // cost units of requests that have left by Reserve and are not settled
-	DryRun       bool          // WithDryRun is set: the numbers are the shadow's
-	HeldUntil    time.Time     // no request leaves before; zero if the line is not held
-	BlockedUntil time.Time     // newcomers are refused until then, because of WithBlock; zero if the bucket is not blocked
-	LastCall     time.Time     // when the latest call that has been counted came; zero if there was none
-	LastRefusal  time.Time     // when the latest request was refused that is counted in Refused; zero if none was
-	Precise      bool          // the ticker waits on a kernel timer (tens of microseconds), not on a Go timer
-	Fallback     string        // why no kernel timer could be had when one was last wanted; empty if one was had, or none wanted, as in a synctest bubble
+	Waiting       int           // requests in the line
+	Level         float64       // the level of the bucket, in cost units
+	Free          int           // cost units that may leave at once; see below
+	EmptyAt       time.Time     // when the level will be 0, if no request leaves before; zero if it is 0 now
+	Keys          int           // keys that have requests in line; 0 without WithFairQueue
+	OldestWait    time.Duration // how long the head of the line has waited, and WithFairQueue any request; a retry of a Transport starts at 0
+	InFlight      int           // requests that have left and not ended; 0 without a cap
+	Reserved      int           // cost units of requests that have left by Reserve and are not settled
+	DryRun        bool          // WithDryRun is set: the numbers are the shadow's
+	HeldUntil     time.Time     // no request leaves before; zero if the line is not held
+	BlockedUntil  time.Time     // newcomers are refused until then, because of WithBlock; zero if the bucket is not blocked
+	LastCall      time.Time     // when the latest call that has been counted came; zero if there was none
+	LastRefusal   time.Time     // when the latest request was refused that is counted in Refused; zero if none was
+	Precise       bool          // the ticker waits on a kernel timer (tens of microseconds), not on a Go timer
+	NoKernelTimer string        // why no kernel timer could be had when one was last wanted; empty if one was had, or none wanted, as in a synctest bubble
 
 	Departed  uint64 // requests that left
 	Refused   uint64 // requests refused; the sum of the next five
@@ -115,7 +115,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	}
 	settled := f.bucket.settled()
 	st.Reserved, st.GivenBack, st.Charged, st.Forfeited = settled.units(), settled.givenBack, settled.charged, settled.forfeited
-	st.Precise, st.Fallback = d.ticker.precision()
+	st.Precise, st.NoKernelTimer = d.ticker.precision()
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)
 	}
@@ -313,12 +313,12 @@ func (f *flow) readLine(o origin, now int64, key any, line []watch.Waiter) {
 type GroupStats struct {
 	Name string // as given by WithName
 
-	Keys     int    // keys that count against WithMaxKeys: that have a bucket of their own, or had one until it was drained, up to a second ago
-	Waiting  int    // requests in all lines
-	Reserved int    // cost units of requests that have left by Reserve and are not settled
-	DryRun   bool   // WithDryRun: the line is a shadow, and the totals are hypothetical
-	Precise  bool   // as in Stats
-	Fallback string // as in Stats
+	Keys          int    // keys that count against WithMaxKeys: that have a bucket of their own, or had one until it was drained, up to a second ago
+	Waiting       int    // requests in all lines
+	Reserved      int    // cost units of requests that have left by Reserve and are not settled
+	DryRun        bool   // WithDryRun: the line is a shadow, and the totals are hypothetical
+	Precise       bool   // as in Stats
+	NoKernelTimer string // as in Stats
 
 	Departed  uint64 // requests that left
 	Refused   uint64 // requests refused; the sum of the next five
@@ -349,7 +349,7 @@ type GroupStats struct {
 func (g *Group[K]) Stats() GroupStats {
 	g.mustBeMade()
 	st := GroupStats{Name: g.overflow.name, Keys: int(g.counts.Heavy.Load()), DryRun: g.overflow.letsAllThrough(), RefusedKeys: g.limited.RefusedKeys()}
-	st.Precise, st.Fallback = g.ticker.precision()
+	st.Precise, st.NoKernelTimer = g.ticker.precision()
 	var sum totals
 	for _, s := range g.all {
 		s.addStats(&st, &sum)

@@ -31,7 +31,7 @@ type precision struct {
 
 func precisionOf(s *Shaper) precision {
 	st := s.Stats()
-	return precision{st.Precise, st.Fallback}
+	return precision{st.Precise, st.NoKernelTimer}
 }
 
 // held makes a shaper at 1,000/s with one waiter, which is to leave in an hour.
