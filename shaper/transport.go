@@ -51,8 +51,8 @@ import (
 // refusal without a time, be it 429 or 503, holds nothing: any duration would be a guess,
 // and the rate still bounds the requests sent. The older fields RateLimit-Remaining and
 // RateLimit-Reset are not read, because some servers write a time span into the second and
-// others an instant. A response with any other status holds nothing, unless
-// HoldWhenExhausted is set.
+// others an instant. A response with any other status holds nothing: that nothing remains is the normal state
+// of a client which uses its rate to the full. HoldFor says otherwise.
 type Transport struct {
 	// Requests wait for the Limiter. It must not be nil.
 	Limiter Limiter
@@ -91,16 +91,6 @@ type Transport struct {
 	// MaxHold is the longest hold that is taken from a response. 0 means one minute;
 	// if it is negative, every request fails with an error that says so.
 	MaxHold time.Duration
-
-	// HoldWhenExhausted lets a response of any status hold the line, if its RateLimit
-	// field says that nothing remains. Set it for an upstream that does not merely
-	// refuse a request that comes too early, but charges for it or blocks the account.
-	//
-	// It is off by default because r=0 is the normal state of a client that uses its
-	// rate to the full, and the field counts in whole seconds: a [Middleware] of 10/s and
-	// [Limits.Burst] 2 with [HeaderRateLimit] says r=0;t=1 when its next slot comes in
-	// 100 ms, so the client would send two requests a second instead of ten.
-	HoldWhenExhausted bool
 
 	// Retry sends a request once more if the upstream has refused it: by a 429, or by a 503 that
 	// asks to hold back; with HoldFor, by what is a refusal there. They say that the request was not
@@ -335,16 +325,13 @@ func (t Transport) holdFrom(response *http.Response) time.Duration {
 	if t.HoldFor != nil {
 		return min(t.HoldFor(response), horizon)
 	}
-	refused := response.StatusCode == http.StatusTooManyRequests || response.StatusCode == http.StatusServiceUnavailable
-	if refused {
-		if d := httpfield.RetryAfter(response.Header, horizon); d > 0 {
-			return d
-		}
+	if response.StatusCode != http.StatusTooManyRequests && response.StatusCode != http.StatusServiceUnavailable {
+		return 0
 	}
-	if refused || t.HoldWhenExhausted {
-		return httpfield.Exhausted(response.Header, horizon)
+	if d := httpfield.RetryAfter(response.Header, horizon); d > 0 {
+		return d
 	}
-	return 0
+	return httpfield.Exhausted(response.Header, horizon)
 }
 
 func (t Transport) maxHold() time.Duration {

@@ -218,7 +218,10 @@ func TestARoundTripEndsWithItsContextThoughTheLimitsOfItsKeyHang(t *testing.T) {
 					require.NoError(t, err)
 					defer g.Close()
 					g.Limiter("it fills the table").Hold(time.Hour)
-					u.Limiter, u.Retry, u.HoldWhenExhausted, u.took = g.Limiter("a"), true, true, 3*time.Second
+					u.Limiter, u.Retry, u.took = g.Limiter("a"), true, 3*time.Second
+					if answer[0] == '2' {
+						u.HoldFor = func(*http.Response) time.Duration { return 30 * time.Second }
+					}
 					u.script["a"] = []string{answer}
 					ctx, cancel := context.WithCancel(context.Background())
 					u.callWith(u.request(ctx, "a", nil), true)
@@ -291,9 +294,9 @@ func (h *holds) WaitN(context.Context, int) error { return nil }
 func (h *holds) Hold(d time.Duration)             { *h = append(*h, d) }
 
 // holdFor returns the hold that a Transport takes from an answer, or 0 for none.
-func holdFor(t *testing.T, answer *http.Response, maxHold time.Duration, whenExhausted bool) time.Duration {
+func holdFor(t *testing.T, answer *http.Response, maxHold time.Duration) time.Duration {
 	var asked holds
-	transport := shaper.Transport{Limiter: &asked, MaxHold: maxHold, HoldWhenExhausted: whenExhausted, Base: roundTripFunc(
+	transport := shaper.Transport{Limiter: &asked, MaxHold: maxHold, Base: roundTripFunc(
 		func(*http.Request) (*http.Response, error) { return answer, nil })}
 	r, err := http.NewRequest("GET", "http://upstream/", nil)
 	require.NoError(t, err)
@@ -308,40 +311,31 @@ func holdFor(t *testing.T, answer *http.Response, maxHold time.Duration, whenExh
 	return asked[0]
 }
 
-// A refusal holds the line for as long as it asks, by the one field or the other. An
-// answer that was served does so only with HoldWhenExhausted. How the fields are read is
+// A refusal holds the line for as long as it asks, by the one field or the other. How the fields are read is
 // tested in package httpfield.
 func TestResponsesThatHoldTheLine(t *testing.T) {
 	const day = 24 * time.Hour
 	const exhausted = `RateLimit: "a";r=0;t=30`
 	for _, tt := range []struct {
-		response      string
-		want          time.Duration // with a MaxHold of a year; 0: none
-		whenExhausted time.Duration // the same with HoldWhenExhausted
+		response string
+		want     time.Duration // with a MaxHold of a year
 	}{
-		{"429 -\nRetry-After: 5", 5 * time.Second, 5 * time.Second},
-		{"503 -\nRetry-After: 5", 5 * time.Second, 5 * time.Second},
-		{"429 -\nRetry-After: Wed, 01 Jan 9999 00:00:00 GMT", 365 * day, 365 * day},
-		{"429 -\nRetry-After: 99999999999999999999999999", 365 * day, 365 * day},
-		{"429 -\nRateLimit: \"a\";r=0;t=999999999999999", 365 * day, 365 * day},
-		{"429 -\n" + exhausted, 30 * time.Second, 30 * time.Second},
-		{"503 -\n" + exhausted, 30 * time.Second, 30 * time.Second},
+		{"429 -\nRetry-After: 5", 5 * time.Second},
+		{"503 -\nRetry-After: 5", 5 * time.Second},
+		{"429 -\nRetry-After: Wed, 01 Jan 9999 00:00:00 GMT", 365 * day},
+		{"429 -\nRetry-After: 99999999999999999999999999", 365 * day},
+		{"429 -\nRateLimit: \"a\";r=0;t=999999999999999", 365 * day},
+		{"429 -\n" + exhausted, 30 * time.Second},
+		{"503 -\n" + exhausted, 30 * time.Second},
 		// If both are there, Retry-After counts; if it is malformed, RateLimit does.
-		{"429 -\nRetry-After: 5\n" + exhausted, 5 * time.Second, 5 * time.Second},
-		{"429 -\nRetry-After: soon\n" + exhausted, 30 * time.Second, 30 * time.Second},
-		{"429 -\nRetry-After: 0\n" + exhausted, 30 * time.Second, 30 * time.Second},
-
-		// An answer that was served, or that failed for another reason.
-		{"200 OK\n" + exhausted, 0, 30 * time.Second},
-		{"404 -\n" + exhausted, 0, 30 * time.Second},
-		{"500 -\n" + exhausted, 0, 30 * time.Second},
-		{"200 OK\nRetry-After: 5\n" + exhausted, 0, 30 * time.Second},
+		{"429 -\nRetry-After: 5\n" + exhausted, 5 * time.Second},
+		{"429 -\nRetry-After: soon\n" + exhausted, 30 * time.Second},
+		{"429 -\nRetry-After: 0\n" + exhausted, 30 * time.Second},
 	} {
 		t.Run(tt.response, func(t *testing.T) {
 			response, err := answerOfText(tt.response, nil)
 			require.NoError(t, err)
-			require.Equal(t, tt.want, holdFor(t, response, 365*day, false))
-			require.Equal(t, tt.whenExhausted, holdFor(t, response, 365*day, true))
+			require.Equal(t, tt.want, holdFor(t, response, 365*day))
 		})
 	}
 	for _, none := range []string{
@@ -349,12 +343,12 @@ func TestResponsesThatHoldTheLine(t *testing.T) {
 		"429 -", "503 -", "429 -\nRetry-After: soon", "503 -\nRateLimit: \"a\";r=0", "429 -\nRateLimit: \"a\";r=1;t=30",
 		// With these statuses Retry-After means something else.
 		"200 OK", "200 OK\nRetry-After: 5", "301 -\nRetry-After: 5", "500 -\nRetry-After: 5", "502 -\nRetry-After: 5",
+		// What was served, or failed for another reason, may have been the last that was left.
+		"200 OK\n" + exhausted, "404 -\n" + exhausted, "500 -\n" + exhausted, "200 OK\nRetry-After: 5\n" + exhausted,
 	} {
 		response, err := answerOfText(none, nil)
 		require.NoError(t, err)
-		for _, whenExhausted := range []bool{false, true} {
-			require.Zero(t, holdFor(t, response, 365*day, whenExhausted), none)
-		}
+		require.Zero(t, holdFor(t, response, 365*day), none)
 	}
 }
 
@@ -367,10 +361,10 @@ func TestMaxHoldBoundsWhatIsTakenFromAnAnswer(t *testing.T) {
 		{time.Hour, 61 * time.Minute, time.Hour},
 		{ms, time.Second, ms},
 	} {
-		for _, form := range []string{"429 -\nRetry-After: %d", "200 OK\nRateLimit: \"a\";r=0;t=%d"} {
+		for _, form := range []string{"429 -\nRetry-After: %d", "503 -\nRateLimit: \"a\";r=0;t=%d"} {
 			answer, err := answerOfText(fmt.Sprintf(form, tt.asked/time.Second), nil)
 			require.NoError(t, err)
-			require.Equal(t, tt.want, holdFor(t, answer, tt.maxHold, true))
+			require.Equal(t, tt.want, holdFor(t, answer, tt.maxHold))
 		}
 	}
 }
