@@ -42,12 +42,18 @@ type callKey struct{}
 // callOf returns the call of a request that a [Shape] has begun to serve.
 func callOf(r *http.Request) *call { return r.Context().Value(callKey{}).(*call) }
 
+// isPreflight reports whether a browser asks by a request whether a page of another origin may send another (CORS). It
+// sends no API key and no token with it.
+func isPreflight(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != ""
+}
+
 // newCall begins the call of a request.
 func (s *Shape) newCall(r *http.Request, next caddyhttp.Handler) *call {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	isStranger := s.authorize(r, repl) // It finds a part of the key.
 	c := &call{name: s.lines.name, key: s.keyOf(r, repl), cost: s.costOf(repl), next: next, request: r, isStranger: isStranger}
-	if s.Skip != "" && shaper.IsPreflight(r) {
+	if s.Skip != "" && isPreflight(r) {
 		c.cost = 0
 	}
 	c.outer, _ = r.Context().Value(callKey{}).(*call)

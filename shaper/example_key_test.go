@@ -117,14 +117,14 @@ func ExampleWithFairQueue() {
 }
 
 // The preflights of all browsers have the empty key, as they have no API key.
-func ExampleIsPreflight() {
+func ExampleWithCost_preflight() {
 	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
 	if err != nil {
 		panic(err)
 	}
 	free := shaper.WithCost(func(r *http.Request) int {
-		if shaper.IsPreflight(r) {
-			return 0
+		if r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != "" {
+			return 0 // a preflight
 		}
 		return 1
 	})

@@ -321,7 +321,13 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 	if h.key != nil {
 		panic("shaper: WithKey is for a Middleware in front of a Shaper WithFairQueue; Group.Middleware has the function for the key")
 	}
-	h.limiterFor = func(r *http.Request) (inner, error) {
+	h.limiterFor = g.limiterFor(key)
+	return h.wrap
+}
+
+// limiterFor returns the function that returns the [Limiter] of a request's key.
+func (g *Group[K]) limiterFor(key func(*http.Request) (K, error)) func(*http.Request) (inner, error) {
+	return func(r *http.Request) (inner, error) {
 		k, err := key(r)
 		switch {
 		case err != nil && g.mayDryRun():
@@ -331,5 +337,4 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 		}
 		return keyLimiter[K]{g, k}, nil
 	}
-	return h.wrap
 }

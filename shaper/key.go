@@ -16,7 +16,7 @@ import (
 // error means that the function itself is set up wrongly: the request has no key, and
 // must be refused rather than let pass.
 //
-// [ByClientIP], [ByHeader] and [ByRoute] are ready for use. [By] combines several, and
+// [ByClientIP], [ByHeader], [ByRoute] and [ByHost] are ready for use. [By] combines several, and
 // [Join] makes the key in a function of your own. All of them are safe for concurrent
 // use, and nothing that a client sends makes them fail. What a request lacks gives the
 // empty key, which is a key like any other, so a client can't avoid a limit by leaving
@@ -60,21 +60,6 @@ func By(keys ...KeyFunc) KeyFunc {
 	}
 }
 
-// IsPreflight reports whether a request is one by which a browser asks whether a page of another origin may send another
-// request (CORS). A browser sends no API key and no token with it. Let it pass by its cost:
-//
-//	shaper.WithCost(func(r *http.Request) int {
-//		if shaper.IsPreflight(r) {
-//			return 0
-//		}
-//		return 1
-//	})
-//
-// Anybody can send such a request, so it should get no further than to a handler that answers it.
-func IsPreflight(r *http.Request) bool {
-	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != ""
-}
-
 // ByHeader returns a [KeyFunc] whose key is the value of a header field, such as an API
 // key or the name of a tenant. A missing or empty field gives the empty key. So does a
 // field that comes in several lines: if the handler used one of two values and the key
@@ -86,7 +71,8 @@ func IsPreflight(r *http.Request) bool {
 // limit by [ByClientIP]. Keys are shown in statistics: replace a secret value by the
 // name of its owner first.
 //
-// A browser sends no such field with its preflights, so these all have the empty key: see [IsPreflight].
+// A browser sends no such field with its preflights (CORS), so these all have the empty key. Let them pass by their
+// cost ([WithCost]).
 //
 // A value longer than 256 bytes is cut as by [Join]. If name is no field name (RFC 9110,
 // section 5.1), every call returns an error.
@@ -171,6 +157,36 @@ func bounded(part string) string {
 	sum := sha256.Sum256([]byte(part))
 	return part[:keptPart] + "~" + hex.EncodeToString(sum[:])
 }
+
+// ByHost returns a [KeyFunc] whose key is the host that a request is for, with its port, for a [Group.Transport]: the Host
+// of its URL, or Request.Host if that is empty. The key is in lower case, and has neither the default port of the
+// request's scheme nor a final dot: api.example.com, api.example.com:8443, [2001:db8::1].
+func ByHost() KeyFunc {
+	return func(r *http.Request) (string, error) {
+		host, scheme := r.Host, "http"
+		if r.TLS != nil {
+			scheme = "https"
+		}
+		if r.URL != nil && r.URL.Host != "" {
+			host = r.URL.Host
+		}
+		if r.URL != nil && r.URL.Scheme != "" {
+			scheme = strings.ToLower(r.URL.Scheme)
+		}
+		name, port := strings.ToLower(host), ""
+		if colon := strings.LastIndexByte(name, ':'); colon > strings.LastIndexByte(name, ']') {
+			name, port = name[:colon], name[colon:]
+		}
+		name = strings.TrimSuffix(name, ".")
+		if port != ":" && port != defaultPorts[scheme] {
+			name += port
+		}
+		return bounded(name), nil
+	}
+}
+
+// defaultPorts has the ports of the schemes (RFC 9110, sections 4.2.1 and 4.2.2).
+var defaultPorts = map[string]string{"http": ":80", "https": ":443"}
 
 // ByRoute returns a [KeyFunc] whose key is the pattern that mux matches for a request,
 // such as "POST /login" or "/orders/{id}". The key is the pattern as it was registered,

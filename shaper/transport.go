@@ -116,6 +116,30 @@ type Transport struct {
 	// prevent the retry; if that response must be returned after all, reading it ends
 	// with an error at that point. If the context ends meanwhile, its error is returned.
 	Retry bool
+
+	limiterFor func(*http.Request) (inner, error) // of Group.Transport; else nil
+	misused    error                              // which field Group.Transport can't use; nil: none
+}
+
+// Transport returns t with the bucket of each request's key as its Limiter, such as one for each host that a
+// client calls ([ByHost]). [Transport.Retry] and the holds are the key's. The RoundTripper has a method
+// CloseIdleConnections, as t has.
+//
+// If key or the limits function returns an error, the request fails with it; only a dry run sends such a request, with the
+// error in its [Verdict]. A request of cost 0 is sent at once: key is not called, and nothing is held or
+// settled for it. If key is nil, or t has a Limiter or a Key, every request fails with an error that says so.
+func (g *Group[K]) Transport(key func(*http.Request) (K, error), t Transport) http.RoundTripper {
+	g.mustBeMade()
+	switch {
+	case key == nil:
+		t.misused = errors.New("shaper: Group.Transport needs a function that tells the key of a request")
+	case t.Limiter != nil:
+		t.misused = errors.New("shaper: Group.Transport: Transport.Limiter must be nil: a request waits for the bucket of its key")
+	case t.Key != nil:
+		t.misused = errors.New("shaper: Group.Transport: Transport.Key must be nil: Group.Transport has the function for the key")
+	}
+	t.limiterFor = g.limiterFor(key)
+	return t
 }
 
 const defaultMaxHold = time.Minute
@@ -136,6 +160,10 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	n, err := t.costOf(r)
 	if err != nil {
 		return nil, err
+	}
+	if n == 0 && t.limiterFor != nil { // Its key is not known, and so neither what to hold nor what to settle.
+		sent = true
+		return t.base().RoundTrip(r)
 	}
 	limiter, err := t.limiterOf(r, n)
 	if err != nil {
@@ -179,7 +207,9 @@ func (t Transport) base() http.RoundTripper {
 // Transport is set up wrongly.
 func (t Transport) costOf(r *http.Request) (n int, err error) {
 	switch {
-	case t.Limiter == nil:
+	case t.misused != nil:
+		return 0, t.misused
+	case t.Limiter == nil && t.limiterFor == nil:
 		return 0, errNoLimiter
 	case t.MaxHold < 0:
 		return 0, fmt.Errorf("shaper: Transport.MaxHold is %v, must not be negative", t.MaxHold)
@@ -198,7 +228,10 @@ var errKeyOfTransport = errors.New("shaper: Transport.Key is for a Limiter that 
 
 // limiterOf returns the Limiter as a request of cost n sees it.
 func (t Transport) limiterOf(r *http.Request, n int) (inner, error) {
-	if t.Key == nil {
+	switch {
+	case t.limiterFor != nil:
+		return t.limiterFor(r)
+	case t.Key == nil:
 		return innerOf(t.Limiter), nil
 	}
 	s, ok := t.Limiter.(*Shaper)
