@@ -17,7 +17,7 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// The examples of README.md and docs/shared.md: one rate for all processes, one for each user over
+// The example of docs/shared.md: one rate for all processes, one for each user over
 // all of them, and a meter.
 func Example_sharedBuckets() {
 	server, err := miniredis.Run() // stands for a server of Redis

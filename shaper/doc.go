@@ -17,8 +17,8 @@
 //   - You limit each client, route or tenant: a [Group]; or [WithFairQueue], if they share one rate
 //   - A request has several limits: [Chain]; several processes have one: [WithBucket], [WithBuckets]
 //
-// With these, [Limits] and [RejectError] most programs are written. Stats, Histograms and Recordings
-// are for programs that show shapers to people, and the types named after a Bucket for those who write one.
+// With these, [Limits] and [RejectError] most programs are written. Package watch
+// is for programs that show shapers to people, and package shared for the authors of stores.
 //
 // # Limits
 //
@@ -44,7 +44,7 @@
 //
 // Several processes share the level of a bucket, and so its rate and burst, with
 // [WithBucket] and [WithBuckets], while each has a line of its own. The level is in a
-// [shared.Bucket], such as the modules redisbucket and pgbucket have; docs/shared.md states the
+// [shared.Bucket], such as the modules redisbucket and pgbucket have; docs/shared-guarantees.md states the
 // guarantees of all processes together.
 //
 // # The one rule

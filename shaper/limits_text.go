@@ -503,7 +503,7 @@ func isNumber(text string) bool {
 //
 // It does not promise everything. If a request costs more than burst, the largest cost takes the place
 // of burst. What left under other Limits, or before a restart without [Shaper.Restore], counts in no
-// window. What a settle of [Shaper.Reserve] charges comes on top, and so do the exceptions that docs/shared.md
+// window. What a settle of [Shaper.Reserve] charges comes on top, and so do the exceptions that docs/shared-guarantees.md
 // names. Departures are counted when their slots are handed out: for an upstream that counts arrivals, make
 // w longer by as much as the way there varies, as in time.Minute + time.Second.
 //

@@ -26,7 +26,7 @@ func (o bucketOption) apply(to *options) { to.shared = sharedOptions(o) }
 // together. [Limits.Depth], [Limits.MaxWait] and [Limits.InFlight] are each process's own:
 // each has a line of its own, which is strictly first in first out, and there is no
 // promised order among lines. [Limits.Slack] is for how long a slot may be used after its
-// instant. docs/shared.md lists the guarantees, and their limits.
+// instant. docs/shared-guarantees.md lists the guarantees, and their limits.
 //
 // Requests for which the level has room take no place in line while the Bucket is asked: as many
 // as Burst leave an idle Bucket at once, whatever Depth is. If other processes have taken the

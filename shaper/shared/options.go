@@ -112,7 +112,7 @@ type Stats struct {
 	Lateness time.Duration // for how long after its instant a slot may be used
 
 	Held       int64  // cost units that are leased and not used yet
-	Ahead      int64  // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared.md
+	Ahead      int64  // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared-guarantees.md
 	RoundTrips uint64 // calls of Take, and of GiveBack
 	Failures   uint64 // calls that failed
 	Leased     uint64 // cost units taken
