@@ -25,7 +25,7 @@ func TestTheCaddyfilesOfTheGuideAreAdapted(t *testing.T) {
 	text, err := os.ReadFile(guide)
 	require.NoError(t, err)
 	found := block.FindAllStringSubmatch(string(text), -1)
-	require.Len(t, found, 9)
+	require.Len(t, found, 7)
 	for _, b := range found {
 		status, text := do(t, "adapt", "--config", writeFile(t, "Caddyfile", b[1]))
 		require.Zero(t, status, "%s\n%s", b[1], text)

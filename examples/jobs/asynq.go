@@ -70,7 +70,6 @@ func workAsynq(ctx context.Context, address string, call callFunc, opts ...shape
 			return asynq.DefaultRetryDelayFunc(failures, err, task)
 		},
 		DelayedTaskCheckInterval: time.Second, // In 5 s, as it is otherwise, lines get empty.
-		LogLevel:                 asynq.WarnLevel,
 	})
 	if err := server.Start(&asynqWorker{line: line, call: call}); err != nil {
 		return shaper.Stats{}, err

@@ -1,6 +1,6 @@
 package main
 
-// This is what docs/keys.md shows.
+// Ann has the same bucket by a cookie and by a token, and a forged token is a stranger's.
 func Example() {
 	main()
 	// Output:

@@ -519,8 +519,8 @@ func rounded(value float64) string {
 	return fmt.Sprintf("%.2g", value)
 }
 
-// The table of names has names that are there: of the public API, of Prometheus and of OpenTelemetry.
-func TestTheNamesInTheTableOfWordsAreInUse(t *testing.T) {
+// The list of words has names that are there: of the public API, of Prometheus and of OpenTelemetry.
+func TestTheNamesInTheListOfWordsAreInUse(t *testing.T) {
 	api := read(t, "../../shaper/testdata/api.txt") + read(t, "../../shaper/shared/testdata/api.txt") + read(t, "../../shaper/watch/testdata/api.txt")
 	inUse := []struct{ name, file string }{
 		{`shaper_\w+`, "../../promshaper/doc.go"},
