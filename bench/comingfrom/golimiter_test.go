@@ -94,25 +94,6 @@ var goLimiter = []row{
 		require.Equal(t, 7, count(9, takes(theirs, "a")), "it begins anew")
 		require.Equal(t, 4, count(9, allows(ours, "a")), "the level stays")
 	}},
-	{"`Burst(ctx, key, n)`", func(t *testing.T) {
-		theirs, ours := newStore(t, 3, time.Hour), newGroup(t, "3/h burst 3")
-		require.Equal(t, 3, count(9, takes(theirs, "a")))
-		require.Equal(t, 3, count(9, allows(ours, "a")))
-		require.NoError(t, theirs.Burst(ctx, "a", 2))
-		l, err := ours.LimitsOf("a")
-		require.NoError(t, err)
-		l.Burst += 2
-		require.NoError(t, ours.SetLimits("a", l))
-		require.Equal(t, 2, count(9, takes(theirs, "a")))
-		require.Equal(t, 2, count(9, allows(ours, "a")))
-	}},
-	{"`Close(ctx)`", func(t *testing.T) {
-		theirs, ours := newStore(t, 3, time.Second), newGroup(t, "3/s burst 3")
-		require.NoError(t, theirs.Close(ctx))
-		require.NoError(t, ours.Close())
-		require.False(t, takes(theirs, "a")())
-		require.False(t, ours.Allow("a"))
-	}},
 	{"`httplimit.NewMiddleware(store, httplimit.IPKeyFunc())`", func(t *testing.T) {
 		theirs := must(httplimit.NewMiddleware(newStore(t, 2, 2*time.Second), httplimit.IPKeyFunc())).Handle(site)
 		ours := newGroup(t, "2 per 2s burst 2").Middleware(shaper.ByClientIP(), shaper.WithHeaders(shaper.HeaderXRateLimit))(site)

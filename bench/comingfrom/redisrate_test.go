@@ -25,15 +25,6 @@ var onRedis = []row{
 		require.Equal(t, 5, count(9, func() bool { return must(theirs.Allow(ctx, "a", limit)).Allowed == 1 }))
 		require.Equal(t, 5, count(9, allows(ours, "a")))
 	}},
-	{"`PerSecond(n)`, `PerMinute(n)`, `PerHour(n)`", func(t *testing.T) {
-		for text, limit := range map[string]redis_rate.Limit{
-			"5/s burst 5": redis_rate.PerSecond(5), "5/min burst 5": redis_rate.PerMinute(5), "5/h burst 5": redis_rate.PerHour(5),
-		} {
-			l := must(shaper.ParseLimits(text))
-			require.Equal(t, limit.Burst, l.Burst)
-			require.InDelta(t, float64(limit.Rate)/limit.Period.Seconds(), float64(l.Rate), 1e-12)
-		}
-	}},
 	{"`Result.Remaining`, `ResetAfter`", func(t *testing.T) {
 		theirs, ours := newRedisRivals(t)
 		result := must(theirs.AllowN(ctx, "a", redis_rate.PerHour(5), 3))

@@ -94,22 +94,6 @@ var tollboothRows = []row{
 			require.Equal(t, []int{3, 1}[i], served(3, h, "/", "192.0.2.1", "Authorization", basic("eve")), "who is not named has no limit there")
 		}
 	}},
-	{"`SetMax(n)`, `SetBurst(b)`", func(t *testing.T) {
-		theirs := newTollbooth(1)
-		limits := must(shaper.ParseLimits("1/s burst 1"))
-		ours := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }))
-		defer ours.Close()
-		require.Equal(t, 1, count(9, keyed(theirs, "a")))
-		require.Equal(t, 1, count(9, allows(ours, "a")))
-		theirs.SetMax(3).SetBurst(3)
-		limits = must(shaper.ParseLimits("3/s burst 3"))
-		ours.Reload()
-		time.Sleep(200 * time.Millisecond)
-		require.Equal(t, 0, count(9, keyed(theirs, "a")), "a key that is known keeps its limit")
-		require.Equal(t, 2, count(9, allows(ours, "a")))
-		require.Equal(t, 3, count(9, keyed(theirs, "b")))
-		require.Equal(t, 3, count(9, allows(ours, "b")))
-	}},
 	{"`SetIPLookup(limiter.IPLookup{Name: \"X-Forwarded-For\"})`", func(t *testing.T) {
 		theirs := tollbooth.LimitHandler(tollbooth.NewLimiter(1, nil).SetIPLookup(limiter.IPLookup{Name: "X-Forwarded-For"}), site)
 		ours := newGroup(t, "1/s").Middleware(shaper.ByClientIP(netip.MustParsePrefix("10.0.0.0/8")))(site)

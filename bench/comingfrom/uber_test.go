@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/ratelimit"
-	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
 )
@@ -47,14 +46,5 @@ var uber = []row{
 		require.Equal(t, same, afterARest(t, 9, take(ratelimit.New(100, ratelimit.WithSlack(3)))))
 		ours := must(shaper.New(shaper.Limits{Rate: 100, Burst: 3 + 1, Depth: 100}))
 		require.Equal(t, same, afterARest(t, 9, func() error { return ours.Wait(ctx) }))
-	}},
-	{"`Per(d)`", func(t *testing.T) {
-		theirs := ratelimit.New(2, ratelimit.Per(time.Minute), ratelimit.WithoutSlack)
-		ours := must(shaper.New(shaper.Limits{Rate: rate.Every(time.Minute / 2), Depth: 100}))
-		text := newShaper("2/min depth 100")
-		same := evenly(4, 1, 30*time.Second)
-		require.Equal(t, same, departures(t, 4, take(theirs)))
-		require.Equal(t, same, departures(t, 4, func() error { return ours.Wait(ctx) }))
-		require.Equal(t, same, departures(t, 4, func() error { return text.Wait(ctx) }))
 	}},
 }

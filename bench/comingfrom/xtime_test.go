@@ -127,9 +127,4 @@ var xTime = []row{
 			time.Sleep(250 * time.Millisecond)
 		}
 	}},
-	{"`Limit()`, `Burst()`", func(t *testing.T) {
-		theirs, ours := rate.NewLimiter(rate.Every(3*time.Second), 2), newShaper("1 per 3s burst 2")
-		require.Equal(t, theirs.Limit(), ours.Limits().Rate)
-		require.Equal(t, theirs.Burst(), ours.Limits().Burst)
-	}},
 }
