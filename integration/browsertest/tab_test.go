@@ -1,13 +1,19 @@
 package browsertest_test
 
 import (
+	"bytes"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -26,6 +32,8 @@ import (
 	"github.com/chromedp/cdproto/target"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // patience is how long a test waits for what must come at last. It is long, as the machine
@@ -318,4 +326,190 @@ func (p *tab) shoot(name string) {
 	file := filepath.Join(p.dir, name+".png")
 	require.NoError(p.t, os.WriteFile(file, picture, 0o644))
 	p.t.Logf("picture: %s", file)
+}
+
+// axeSource is axe-core, which knows hundreds of ways in which a page can shut somebody out.
+//
+//go:embed testdata/axe/axe.min.js
+var axeSource string
+
+// readableByAll requires that axe-core finds nothing in the page as it is now, in light and in dark
+// colors. Both differ in nothing but their colors, so in dark only these are looked at.
+func (p *tab) readableByAll(what string) {
+	p.t.Helper()
+	p.prefers("prefers-color-scheme", "light")
+	require.Empty(p.t, p.violations(), "%s, light", what)
+	p.shoot(what + " light")
+	p.prefers("prefers-color-scheme", "dark")
+	require.Empty(p.t, p.violations("color-contrast"), "%s, dark", what)
+	p.shoot(what + " dark")
+}
+
+// violations returns what axe-core finds in the page as it is now: one text for each rule
+// that is broken, with the elements that break it. The script is evaluated by the
+// debugger, so the page's Content-Security-Policy, which must forbid it, stays in force.
+// Without names of rules all rules are looked at.
+func (p *tab) violations(rules ...string) []string {
+	p.t.Helper()
+	if !eval[bool](p, `"axe" in window`) {
+		p.do(chromedp.Evaluate[chromedp.Void](axeSource))
+	}
+	only := ""
+	if len(rules) > 0 {
+		only = "runOnly: " + js(rules) + ", "
+	}
+	axe := `axe.run(document, {` + only + `resultTypes: ["violations"], preload: false}).then(found =>
+		found.violations.map(v => v.id + ": " + v.help + v.nodes.map(n => "\n\t" + n.html + "\n\t\t" + n.failureSummary).join("")))`
+	found, err := run(p, chromedp.Evaluate[[]string](axe, chromedp.EvalAwaitPromise))
+	require.NoError(p.t, err)
+	return found
+}
+
+// requireChromium returns the program to run. Where there is none the test is skipped,
+// unless nothing may be missing.
+func requireChromium(t testing.TB) string {
+	t.Helper()
+	program, err := findChromium()
+	if err != nil && os.Getenv("SHAPER_REQUIRE_ALL") != "1" {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	return program
+}
+
+// findChromium returns the program that CHROME_BIN names, or else the first in PATH of
+// those that are Chromium or Chrome. The headless shell is Chromium without its windows:
+// it draws pages with the same code, and takes a third of the processor time.
+func findChromium() (string, error) {
+	names := []string{"chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome"}
+	if bin := os.Getenv("CHROME_BIN"); bin != "" { // It must not be replaced in silence if it is missing.
+		names = []string{bin}
+	}
+	for _, name := range names {
+		if program, err := exec.LookPath(name); err == nil {
+			return program, nil
+		}
+	}
+	return "", fmt.Errorf("none of %q is in PATH (Debian: apt-get install chromium-headless-shell fonts-dejavu-core)", names)
+}
+
+// browser is shared by all tests, as it takes a second to start. It is started by the
+// first test that needs it.
+var browser struct {
+	once sync.Once
+	ctx  context.Context
+	err  error
+	stop func() error // nil before the start
+}
+
+// requireBrowser returns the context of the browser; the context of a tab is made from it.
+func requireBrowser(t testing.TB) context.Context {
+	t.Helper()
+	program := requireChromium(t)
+	browser.once.Do(func() { startBrowser(program) })
+	require.NoError(t, browser.err)
+	return browser.ctx
+}
+
+func startBrowser(program string) {
+	var output bytes.Buffer
+	options := append(chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.ExecPath(program),
+		chromedp.CombinedOutput(&output),
+		chromedp.WSURLReadTimeout(patience),
+		chromedp.Env("HOME="+os.Getenv("TMPDIR")), // Debian's launcher and NSS look there
+		// The sandbox cannot start as root, nor in many a container. It would protect from
+		// foreign pages, and there are none: all names lead nowhere.
+		chromedp.NoSandbox,
+		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
+		chromedp.DisableGPU,
+		chromedp.Flag("disable-quic", true),
+		chromedp.Flag("disable-component-update", true),
+		chromedp.Flag("lang", "en-US"),
+		chromedp.WindowSize(1280, 900),
+	)
+	allocator, stopAllocator := chromedp.NewExecAllocator(context.Background(), options...)
+	ctx, cancel := chromedp.NewContext(allocator)
+	browser.ctx = ctx
+	browser.stop = func() error {
+		defer stopAllocator()
+		defer cancel()
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		return chromedp.Cancel(ctx)
+	}
+	if err := chromedp.Do(ctx); err != nil {
+		browser.err = fmt.Errorf("%s does not start: %w\n%s", program, err, &output)
+	}
+}
+
+// stopBrowser ends the browser, and waits for its end.
+func stopBrowser() error {
+	if browser.stop == nil || browser.err != nil { // The error was said already by each test.
+		return nil
+	}
+	return browser.stop()
+}
+
+// What the tests rely on to notice that something goes wrong must notice it.
+func TestATabNoticesWhatGoesWrong(t *testing.T) {
+	t.Parallel()
+	const html = `<!doctype html><link rel="icon" href="data:,">
+		<img src="/missing.png" alt="">
+		<img src="http://127.0.0.1:1/" alt="">
+		<script>fetch("http://elsewhere.example/").catch(() => {})</script>
+		<script>console.error("oh", {a: 1})</script>
+		<script>alert("gotcha")</script>
+		<script>nobody()</script>
+		<script>Promise.reject(new Error("broken"))</script>
+		<meta http-equiv="Content-Security-Policy" content="script-src 'none'">
+		<script>forbidden()</script>`
+	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/" {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "text/html")
+		io.WriteString(w, html)
+	}))
+	p := newTab(t, server)
+	p.open(server)
+	for _, problem := range []string{
+		`status 404: .*missing\.png`,
+		`request to another host: GET http://127\.0\.0\.1:1/`,
+		`request to another host: GET http://elsewhere\.example/`,
+		`failed: net::ERR_NAME_NOT_RESOLVED: http://elsewhere\.example/`,
+		`console\.error: .*oh`,
+		`dialog: gotcha`,
+		`exception: .*nobody is not defined`,
+		`exception: .*broken`,
+		`log error: security: .*Content Security Policy`,
+	} {
+		found := func() bool { return slices.ContainsFunc(p.unexpected(), regexp.MustCompile("^"+problem).MatchString) }
+		realtime.Until(t, found, "what went wrong is "+problem)
+	}
+	p.expect("")
+}
+
+func TestAxeFindsWhatShutsPeopleOut(t *testing.T) {
+	t.Parallel()
+	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		w.Header().Set("Content-Security-Policy", "default-src 'none'; img-src data:; style-src 'unsafe-inline'")
+		io.WriteString(w, `<!doctype html><html lang="en"><title>x</title><link rel="icon" href="data:,"><main><h1>x</h1>
+			<button></button><p style="color: #ccc; background: #fff">faint</p></main>`)
+	}))
+	p := newTab(t, server)
+	p.open(server)
+	found := p.violations()
+	require.Len(t, found, 2)
+	require.Regexp(t, "^button-name: ", found[0])
+	require.Regexp(t, "^color-contrast: ", found[1])
+}
+
+// serve runs the handler at an address of this machine until the test ends.
+func serve(t testing.TB, h http.Handler) (address string) {
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s.URL
 }
