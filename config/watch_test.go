@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/config"
@@ -248,3 +249,8 @@ func TestARelativeNameStaysWhatItWas(t *testing.T) {
 	require.Equal(t, "f.yaml", rule.File, "as it was given")
 	require.EqualValues(t, 2, rule.Limits.Rate)
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// long reports whether the long runs are wanted (CI sets SHAPER_LONG=1).
+var long = os.Getenv("SHAPER_LONG") == "1"

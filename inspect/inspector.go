@@ -1,12 +1,39 @@
+// Package inspect shows running shapers and groups to people and programs: a live page,
+// and an API that lists, filters and explains buckets.
+//
+//	i := inspect.New()
+//	defer i.Close()
+//	i.Add("upstream", inspect.Of(s))
+//	i.Add("clients", inspect.OfGroup(g))
+//	l, err := net.Listen("tcp", "127.0.0.1:6060")
+//	…
+//	go http.Serve(l, i)
+//
+// An [Inspector] is an [http.Handler] for a listener of its own: it answers at the paths
+// "/", "/web/…" and "/api/…". Its page names them relative to its own address, so with
+// [http.StripPrefix] it can also be served below a path that ends in "/". Unless [WithHosts] names others, it answers only clients of
+// the same machine that call it by a loopback name, so that neither another machine nor
+// a page that a browser has open elsewhere can read it. Unless [WithControl] is given,
+// nothing can be changed through it.
+//
+// Looking costs little. A list of buckets comes from a scan of its source, which is made
+// only when somebody asks and at most once a second, however many ask. Keys are text
+// wherever they are shown, whatever bytes they hold.
+//
+// docs/inspect.md describes the API, and openapi.json, which the Inspector serves at
+// /api/v1/openapi.json, is its exact form.
 package inspect
 
 import (
+	"crypto/sha256"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -213,3 +240,83 @@ func (c *core) sourceLocked(name string) *watched {
 	}
 	return nil
 }
+
+// An Option changes how an [Inspector] behaves.
+type Option interface{ apply(*options) }
+
+type option func(*options)
+
+func (f option) apply(o *options) { f(o) }
+
+type options struct {
+	title  string
+	script string
+	logger *slog.Logger
+	hosts  []string // in lower case, without the brackets of an address of IPv6
+
+	control     bool // WithControl was given
+	tokenHash   [sha256.Size]byte
+	tokenLength int
+}
+
+// WithHosts names hosts by which clients may call the [Inspector], beside the loopback
+// names: "shapers.internal", or with a port "10.1.2.3:6060". With it, clients of other
+// machines are answered, so let only those reach the listener who may see the keys. An
+// empty name, as of a variable that is not set, names no host and is left out.
+func WithHosts(hosts ...string) Option {
+	return option(func(o *options) {
+		for _, host := range hosts {
+			if host = bare(strings.ToLower(strings.TrimSpace(host))); host != "" {
+				o.hosts = append(o.hosts, host)
+			}
+		}
+	})
+}
+
+// WithControl lets whoever knows the token change limits for a time, and hold and
+// release lines. The token is sent as "Authorization: Bearer TOKEN". It should be
+// random, as by crypto/rand.Text; one of less than 16 bytes is taken, and the log warns of
+// it. With an empty one nothing can be changed, and [Inspector.Err] says why. White space
+// around it, such as the end of the line in a file, does not count. Without WithControl the
+// [Inspector] is read-only.
+func WithControl(token string) Option {
+	token = strings.TrimSpace(token)
+	return option(func(o *options) {
+		o.control, o.tokenHash, o.tokenLength = true, sha256.Sum256([]byte(token)), len(token)
+	})
+}
+
+// WithLogger sets the logger for changes and mistakes. The default is [slog.Default].
+func WithLogger(logger *slog.Logger) Option {
+	return option(func(o *options) {
+		if logger != nil {
+			o.logger = logger
+		}
+	})
+}
+
+// WithTitle sets the title of the page.
+func WithTitle(title string) Option {
+	return option(func(o *options) { o.title = title })
+}
+
+// WithScript names a JavaScript module, by its path on the same host, which the page
+// loads after its own. It may fill the element with the id "panel", for example with
+// buttons.
+func WithScript(path string) Option {
+	return option(func(o *options) { o.script = path })
+}
+
+// validate returns an error if the options do not go together, or nil.
+func (o *options) validate() error {
+	switch {
+	case !o.control || o.tokenLength > 0:
+		return nil
+	case len(o.hosts) > 0:
+		return errors.New("inspect: WithControl has no token, but WithHosts lets other machines call: nothing can be changed")
+	}
+	return errors.New("inspect: WithControl has no token: nothing can be changed")
+}
+
+// mayControl reports whether the control part is there at all.
+func (o *options) mayControl() bool { return o.control && o.validate() == nil }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/shaper"
@@ -211,3 +212,5 @@ func (r *reader) until(name string, data any) {
 
 // after returns the instant of a frame since began.
 func after(began time.Time, f frame) time.Duration { return time.UnixMilli(f.AtMS).Sub(began) }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

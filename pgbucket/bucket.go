@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	_ "embed"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -198,3 +201,154 @@ func failed(ctx context.Context, err error) error {
 }
 
 const undefinedTable, undefinedFunction = "42P01", "42883"
+
+// An Option is an option of [New], [Migrate] and [Schema].
+type Option interface{ apply(*options) }
+
+type options struct{ table string }
+
+func newOptions(opts []Option) (options, error) {
+	o := options{table: defaultTable}
+	for _, opt := range opts {
+		if opt != nil {
+			opt.apply(&o)
+		}
+	}
+	if !tableName.MatchString(o.table) {
+		return o, fmt.Errorf("pgbucket: WithTable(%q): must be a name, or a schema's and a name with a dot between, of letters, digits and _; the name may have %d of them", o.table, longestName)
+	}
+	return o, nil
+}
+
+const defaultTable = "leaky_buckets"
+
+// longestName leaves room for the endings of the names of functions.
+const longestName = 58
+
+var tableName = regexp.MustCompile(`^(?:[A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,57}$`)
+
+type tableOption string
+
+func (t tableOption) apply(o *options) { o.table = string(t) }
+
+// WithTable sets the name of the table; the default is leaky_buckets, which is looked for
+// in the search path of the connection. A name may begin with the name of a schema and a
+// dot: "limits.buckets". Letters keep their case: "Buckets" is what SQL calls "Buckets"
+// in quotes. The functions of the table are called by its name and _step or _take.
+func WithTable(name string) Option { return tableOption(name) }
+
+// names matches the names that SQL has for the default table.
+var names = regexp.MustCompile(`\bleaky_buckets(_step|_take)?\b`)
+
+// inTable returns sql, which is for the default table, for the table of the options.
+func (o options) inTable(sql string) string {
+	schema, table, ok := strings.Cut(o.table, ".")
+	if !ok {
+		schema, table = "", schema
+	}
+	return names.ReplaceAllStringFunc(sql, func(name string) string {
+		id := pgx.Identifier{table + strings.TrimPrefix(name, defaultTable)}
+		if schema != "" {
+			id = append(pgx.Identifier{schema}, id...)
+		}
+		return id.Sanitize()
+	})
+}
+
+// A page of keys is one statement and one transaction, so that no Take waits for long for
+// a row that goes. Rows that others have locked are in use, and are not waited for. What is
+// asked of a row is asked again once it is locked.
+const sweepSQL = `
+WITH page AS MATERIALIZED (
+	SELECT key FROM leaky_buckets WHERE key > $1 ORDER BY key LIMIT 1000
+), drained AS MATERIALIZED (
+	SELECT b.key FROM leaky_buckets AS b JOIN page ON b.key = page.key
+	WHERE b.empty < extract(epoch FROM statement_timestamp() - interval '1 minute') * 1000000
+	FOR UPDATE OF b SKIP LOCKED
+), gone AS (
+	DELETE FROM leaky_buckets AS b USING drained WHERE b.key = drained.key RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone), (SELECT key FROM page ORDER BY key DESC LIMIT 1),
+	CASE WHEN $2 THEN set_config('synchronous_commit', 'off', true) END`
+
+// Sweep deletes the rows of levels that reached 0 a minute ago or earlier, and returns how
+// many. Without it, each key that has ever been used keeps its row, of about 200 bytes. Sweep
+// reads the whole table, a thousand rows in each transaction, and disturbs no Take; call it
+// once an hour, say, from one of the processes.
+//
+// If it returns an error, the rows before that are gone nevertheless.
+func (b *Bucket) Sweep(ctx context.Context) (deleted int64, err error) {
+	if err := b.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer b.leave()
+	for last := []byte{}; last != nil; {
+		var n int64
+		var ignored *string
+		err := b.db.QueryRow(ctx, b.sweep, mode, last, commitsAlone(b.db)).Scan(&n, &last, &ignored)
+		if err != nil {
+			return deleted, failed(ctx, err)
+		}
+		deleted += n
+	}
+	return deleted, nil
+}
+
+//go:embed schema.sql
+var schema string
+
+// Schema returns the SQL that makes the table of a [Bucket] and its functions, for those who
+// apply such changes with a tool of their own. It is schema.sql, with the name of
+// [WithTable]. If an option is wrong, it returns "".
+func Schema(opts ...Option) string {
+	o, err := newOptions(opts)
+	if err != nil {
+		return ""
+	}
+	return o.inTable(schema)
+}
+
+// Migrate makes the table of a [Bucket] and its functions, unless they are there, and
+// replaces functions that an older version of this package has made. Those of a newer
+// version stay. Each process may call it whenever it starts, and several at once; only the
+// one that makes or replaces something needs the right to do so. All is done in one
+// transaction, which is db's if that is a [pgx.Tx].
+func Migrate(ctx context.Context, db DB, opts ...Option) error {
+	o, err := newOptions(opts)
+	if err == nil && db == nil {
+		err = errNoDB
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := db.Exec(ctx, o.migration(), pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("pgbucket: Migrate: %w", err)
+	}
+	return nil
+}
+
+// migration returns one statement that runs the [Schema] if that is needed. Sessions that run
+// it at once wait for each other, because CREATE … IF NOT EXISTS fails where two create the
+// same thing; whoever has waited looks again. The number of the lock is arbitrary. What
+// exists is looked for first, because CREATE needs the right to do so even if it then has
+// nothing to do.
+func (o options) migration() string {
+	found := `coalesce(substring(obj_description(to_regproc(` + quoted("leaky_buckets_take") + `), 'pg_proc') FROM '^pgbucket v([0-9]+)$')::int, 0)`
+	needed := `to_regclass(` + quoted("leaky_buckets") + `) IS NULL OR ` + found + ` < ` + version +
+		` OR ` + found + ` = ` + version + ` AND to_regproc(` + quoted("leaky_buckets_step") + `) IS NULL`
+	return `DO ` + quoted(o.inTable(`
+BEGIN
+	IF `+needed+` THEN
+		PERFORM pg_advisory_xact_lock(7346925168);
+		IF `+needed+` THEN
+			`+schema+`
+		END IF;
+	END IF;
+END`))
+}
+
+// version is the version of the functions in the schema.
+var version = regexp.MustCompile(`IS 'pgbucket v([0-9]+)';`).FindStringSubmatch(schema)[1]
+
+// quoted returns a constant of SQL for a text without backslashes.
+func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }

@@ -2,16 +2,20 @@ package pgbucket_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
+	"example.com/leakybucket/shaper/buckettest"
 	"example.com/leakybucket/shaper/shared"
 )
 
@@ -169,4 +173,261 @@ func TestOnlyTheTransactionsOfABucketItselfDoNotWaitForTheDisk(t *testing.T) {
 	type unknown struct{ pgbucket.DB }
 	require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { all(unknown{tx}); return nil }))
 	require.Equal(t, within, log())
+}
+
+// An update that touches an index leaves an old entry behind in it, and the table and the
+// index grow until they are vacuumed. It is not parallel: an open transaction of another test keeps old rows.
+func TestTakesUpdateNoIndex(t *testing.T) {
+	bucket := newBucket(t)
+	const keys, each = 40, 20
+	for range each {
+		for key := range keys {
+			_, err := bucket.Take(t.Context(), one(fmt.Sprint("user:", key), every(1)))
+			require.NoError(t, err)
+		}
+	}
+	bucket.pool.Close() // A session tells of its updates when it ends.
+	conn := newConn(t, server.URL)
+	var updates, hot int
+	realtime.Until(t, func() bool {
+		require.NoError(t, conn.QueryRow(t.Context(), "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1", bucket.name).Scan(&updates, &hot))
+		return updates >= keys*each
+	}, "the sessions tell")
+	t.Logf("%d of %d updates were HOT", hot, updates)
+	require.GreaterOrEqual(t, hot, updates*99/100)
+	require.LessOrEqual(t, value[int](t, conn, bucket.name, "SELECT pg_relation_size('TBL') / 8192"), 8)
+}
+
+func TestATableMayHaveAnyNameThatNeedsNoQuotesWithinQuotes(t *testing.T) {
+	pool := newPool(t, newDatabase(t))
+	exec(t, pool, "", `CREATE SCHEMA "Limits"`)
+	for _, name := range []string{
+		"Limits.Buckets", "Limits.leaky_buckets", "leaky_buckets", "public.LEAKY_BUCKETS", "select", "_1",
+		strings.Repeat("s", 58), "Limits.leaky_buckets_take",
+	} {
+		table := pgbucket.WithTable(name)
+		require.NoError(t, pgbucket.Migrate(t.Context(), pool, table), name)
+		bucket := pgbucket.New(pool, table)
+		taken, err := bucket.Take(t.Context(), one("key", every(1)))
+		require.NoError(t, err, name)
+		require.True(t, taken.Cold, "%s is a table of its own", name)
+		require.NoError(t, bucket.GiveBack(t.Context(), one("key", every(1)), taken.Empty))
+		_, err = bucket.Sweep(t.Context())
+		require.NoError(t, err, name)
+	}
+	n := value[int](t, pool, "", `SELECT count(*) FROM "Limits"."Buckets"`)
+	require.Equal(t, 1, n)
+}
+
+func TestAWrongOptionIsTheErrorOfEveryMethod(t *testing.T) {
+	for name, bucket := range map[string]*pgbucket.Bucket{
+		"the DB is nil":  pgbucket.New(nil, nil),
+		`WithTable("")`:  pgbucket.New(nil, pgbucket.WithTable("")),
+		`WithTable("a b`: pgbucket.New(nil, pgbucket.WithTable("a b")),
+	} {
+		_, err := bucket.Take(t.Context(), one("key", every(1)))
+		require.ErrorContains(t, err, name)
+		require.ErrorContains(t, bucket.GiveBack(t.Context(), one("key", every(1)), shared.Instant{}), name)
+		_, err = bucket.Sweep(t.Context())
+		require.ErrorContains(t, err, name)
+	}
+	for _, name := range []string{
+		"", ".", "a.", ".b", "a.b.c", `a"b`, "a'b", "a;b", "a-b", "1a", "ä", "a\n", strings.Repeat("s", 59), strings.Repeat("s", 64) + ".a",
+	} {
+		require.ErrorContains(t, pgbucket.Migrate(t.Context(), nil, pgbucket.WithTable(name)), "WithTable")
+		require.Empty(t, pgbucket.Schema(pgbucket.WithTable(name)))
+	}
+	require.ErrorContains(t, pgbucket.Migrate(t.Context(), nil), "the DB is nil")
+}
+
+// A rate that is none must not be written, as its row would count as none again.
+func TestATakeThatCanNotBeAskedForIsAnError(t *testing.T) {
+	bucket := newBucket(t)
+	for want, change := range map[string]func(*shared.Take){
+		"the key is empty":                  func(t *shared.Take) { t.Key = "" },
+		"the cost is 0, must be at least 1": func(t *shared.Take) { t.Cost = 0 },
+		"Version:-1":                        func(t *shared.Take) { t.Rate.Version = -1 },
+		"Version:9007199254740993":          func(t *shared.Take) { t.Rate.Version = 1<<53 + 1 },
+		"Micros:-1":                         func(t *shared.Take) { t.Rate.Micros = -1 },
+		"Micros:2251799813685249":           func(t *shared.Take) { t.Rate.Micros = 1<<51 + 1 },
+		"Micros:0 Part:0":                   func(t *shared.Take) { t.Rate.Micros = 0 },
+		"Part:-1":                           func(t *shared.Take) { t.Rate.Part = -1 },
+		"Part:1 Parts:1 ":                   func(t *shared.Take) { t.Rate.Part = 1 },
+		"Parts:0":                           func(t *shared.Take) { t.Rate.Parts = 0 },
+		"Parts:1000000000001":               func(t *shared.Take) { t.Rate.Parts = 1e12 + 1 },
+		"Burst:0":                           func(t *shared.Take) { t.Rate.Burst = 0 },
+	} {
+		take := one("key", every(1))
+		change(&take)
+		_, err := bucket.Take(t.Context(), take)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, bucket.GiveBack(t.Context(), take, shared.Instant{}), want)
+	}
+	require.Zero(t, value[int](t, bucket.pool, bucket.name, "SELECT count(*) FROM TBL"))
+	most := one("key", shared.BucketRate{Version: 1 << 53, Micros: 1 << 51, Part: 1e12 - 1, Parts: 1e12, Burst: 1<<63 - 1})
+	for cold := range 2 {
+		taken, err := bucket.Take(t.Context(), most)
+		require.NoError(t, err)
+		require.Equal(t, cold == 0, taken.Cold, "the greatest numbers are written and read")
+	}
+}
+
+// fill makes n keys whose levels reached 0 at a time before now, or do after it.
+func fill(t *testing.T, db pgbucket.DB, table, prefix string, n int, age time.Duration) {
+	t.Helper()
+	exec(t, db, table, `INSERT INTO TBL (key, empty, written, version, unit, parts, burst)
+		SELECT convert_to($1 || i, 'UTF8'), extract(epoch FROM clock_timestamp()) * 1000000 - $2, 1, 1, 1, 1, 1 FROM generate_series(1, $3) i`,
+		prefix, age.Microseconds(), n)
+}
+
+func TestSweepDeletesWhatHasBeenDrainedForAMinute(t *testing.T) {
+	bucket := newBucket(t)
+	n, err := bucket.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, n)
+
+	fill(t, bucket.pool, bucket.name, "old", 2500, 2*time.Minute)   // more than two pages, among others
+	fill(t, bucket.pool, bucket.name, "mold", 1700, 40*time.Second) // 20 s are more than a busy machine needs
+	fill(t, bucket.pool, bucket.name, "gold", 800, -time.Hour)
+	n, err = bucket.Sweep(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 2500, n)
+	require.Equal(t, 2500, value[int](t, bucket.pool, bucket.name, "SELECT count(*) FROM TBL"))
+	require.Zero(t, value[int](t, bucket.pool, bucket.name, "SELECT count(*) FROM TBL WHERE encode(key, 'escape') LIKE 'old%'"))
+	n, err = bucket.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, n)
+}
+
+// To wait for a row would hold those that are locked already, and whoever wants them.
+func TestSweepLeavesARowThatIsInUse(t *testing.T) {
+	bucket := newBucket(t)
+	fill(t, bucket.pool, bucket.name, "key", 10, time.Hour)
+	tx, err := bucket.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	taken, err := pgbucket.New(tx, bucket.table).Take(t.Context(), one("key7", every(1)))
+	require.NoError(t, err)
+	require.False(t, taken.Cold)
+
+	n, err := bucket.Sweep(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 9, n)
+	require.NoError(t, tx.Commit(t.Context()))
+	taken, err = bucket.Take(t.Context(), one("key7", every(1)))
+	require.NoError(t, err)
+	require.False(t, taken.Cold)
+	taken, err = bucket.Take(t.Context(), one("key6", every(1)))
+	require.NoError(t, err)
+	require.True(t, taken.Cold, "a key comes back as new")
+}
+
+// A Take during a Sweep finds its row or makes it anew.
+func TestTakesGoOnDuringASweep(t *testing.T) {
+	bucket := newBucket(t)
+	swept, done := int64(0), make(chan error)
+	const rounds = 40
+	begun := time.Now()
+	go func() {
+		var err error
+		// A busy machine may let all of them be over before the first row is there.
+		for round := 0; round < rounds || (swept == 0 && time.Since(begun) < time.Minute); round++ {
+			var n int64
+			if n, err = bucket.Sweep(context.Background()); err != nil {
+				break
+			}
+			swept += n
+		}
+		done <- err
+	}()
+	colds := 0
+	for ended := false; !ended; {
+		taken, err := bucket.Take(t.Context(), one("key", every(1)))
+		require.NoError(t, err)
+		require.True(t, taken.OK)
+		require.Equal(t, max(taken.Now, taken.Empty.Micros), taken.Empty.Micros)
+		if taken.Cold {
+			colds++
+		}
+		exec(t, bucket.pool, bucket.name, "UPDATE TBL SET empty = 1") // long ago
+		select {
+		case err := <-done:
+			require.NoError(t, err)
+			ended = true
+		default:
+		}
+	}
+	require.GreaterOrEqual(t, int64(colds), swept, "each row that went was made anew, but for the last")
+	require.LessOrEqual(t, int64(colds), swept+1)
+	require.Positive(t, swept)
+}
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	startServer(t)
+	t.Run("pool", func(t *testing.T) {
+		t.Parallel()
+		bucket := newStepped(t)
+		buckettest.Run(t, func(t *testing.T) shared.Bucket { bucket.t = t; return bucket })
+	})
+	t.Run("PgBouncer", func(t *testing.T) {
+		t.Parallel()
+		bucket := newTampered(t, newPool(t, servers.StartPgBouncer(t, server)))
+		buckettest.Run(t, func(t *testing.T) shared.Bucket { bucket.t = t; return bucket })
+	})
+}
+
+// One call over the loopback.
+func BenchmarkTake(b *testing.B) {
+	bucket := newBucket(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		answer, err := bucket.Take(b.Context(), one("key", every(1)))
+		require.NoError(b, err)
+		require.True(b, answer.OK)
+	}
+}
+
+// A tampered Bucket is one whose table others write to.
+type tampered struct {
+	*pgbucket.Bucket
+	t     *testing.T // that runs
+	db    *pgxpool.Pool
+	table string
+}
+
+func newTampered(t *testing.T, pool *pgxpool.Pool) tampered {
+	option, name := newTable(t, pool)
+	return tampered{pgbucket.New(pool, option), t, newPool(t, server.URL), name}
+}
+
+func (b tampered) Forget(key string) error {
+	_, err := b.db.Exec(b.t.Context(), "DELETE FROM "+b.table+" WHERE key = $1", []byte(key))
+	return err
+}
+
+func (b tampered) Set(key string, l shared.BucketLevel) { setLevel(b.t, b.db, b.table, key, l) }
+
+// A stepped Bucket is on a server whose clock can be moved: its sessions find another
+// clock_timestamp before the real one.
+type stepped struct{ tampered }
+
+func newStepped(t *testing.T) stepped {
+	url := newDatabase(t)
+	setup := newConn(t, url)
+	for _, sql := range []string{
+		"CREATE SCHEMA stepped",
+		"CREATE TABLE stepped.moved AS SELECT interval '0' AS by",
+		`CREATE FUNCTION stepped.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
+			$$ SELECT pg_catalog.clock_timestamp() + (SELECT by FROM stepped.moved) $$`,
+	} {
+		exec(t, setup, "", sql)
+	}
+	b := newTampered(t, newPool(t, url, "search_path=stepped,public,pg_catalog"))
+	b.db = newPool(t, url, "search_path=stepped,public")
+	return stepped{b}
+}
+
+func (b stepped) Step(d time.Duration) {
+	exec(b.t, b.db, "", "UPDATE stepped.moved SET by = by + $1", d)
 }

@@ -12,6 +12,8 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +26,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"example.com/leakybucket/internal/made"
@@ -327,4 +330,91 @@ func TestCountersNeverGoBack(t *testing.T) {
 		require.EqualValues(t, callers*each, all, "each call with a live context is counted once")
 		require.Positive(t, value(end["shaper_refusals_total{closed,shaper}"]))
 	})
+}
+
+// doc.go lists each metric once with its labels.
+func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
+	descs := make(chan *prometheus.Desc, 100)
+	promshaper.New().Describe(descs)
+	close(descs)
+	description := regexp.MustCompile(`fqName: "(\w+)".*variableLabels: \{rule,?(\w*)\}`)
+	var metrics, names []string
+	for desc := range descs {
+		found := description.FindStringSubmatch(desc.String())
+		require.NotNil(t, found, desc.String())
+		labels := ""
+		if found[2] != "" {
+			labels = "{" + found[2] + "}"
+		}
+		metrics, names = append(metrics, found[1]+labels), append(names, found[1])
+	}
+	require.Len(t, slices.Compact(slices.Sorted(slices.Values(names))), len(names), "a name is used twice")
+
+	text, err := os.ReadFile("doc.go")
+	require.NoError(t, err)
+	var listed []string
+	for _, m := range regexp.MustCompile(`(?m)^//\t(shaper_\S+)`).FindAllStringSubmatch(string(text), -1) {
+		listed = append(listed, m[1])
+	}
+	require.ElementsMatch(t, metrics, listed)
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// of registers a new Collector that has one source.
+func of(t testing.TB, rule string, source promshaper.Source) *prometheus.Registry {
+	c := promshaper.New()
+	add(t, c, rule, source)
+	return registryWith(t, c)
+}
+
+func add(t testing.TB, c *promshaper.Collector, rule string, source promshaper.Source) (remove func()) {
+	remove, err := c.Add(rule, source)
+	require.NoError(t, err)
+	return remove
+}
+
+// registryWith returns a registry that checks more than the default one.
+func registryWith(t testing.TB, c *promshaper.Collector) *prometheus.Registry {
+	r := prometheus.NewPedanticRegistry()
+	require.NoError(t, r.Register(c))
+	return r
+}
+
+// arrive lets n requests of a limiter arrive at one instant, one after the other. It is for
+// bubbles.
+func arrive(l shaper.Limiter, n int) {
+	for range n {
+		go l.WaitN(context.Background(), 1)
+		synctest.Wait()
+	}
+}
+
+// gather returns the metrics by name and labels, as in shaper_requests_total{x,departed}:
+// values of labels come in the order of the names of the labels.
+func gather(t testing.TB, r prometheus.Gatherer) map[string]*dto.Metric {
+	found, err := r.Gather()
+	require.NoError(t, err)
+	metrics := map[string]*dto.Metric{}
+	for _, family := range found {
+		for _, m := range family.Metric {
+			name := family.GetName() + "{"
+			for i, label := range m.Label {
+				if i > 0 {
+					name += ","
+				}
+				name += label.GetValue()
+			}
+			metrics[name+"}"] = m
+		}
+	}
+	return metrics
+}
+
+// value returns the value of a gauge or a counter.
+func value(m *dto.Metric) float64 {
+	if m.Counter != nil {
+		return m.Counter.GetValue()
+	}
+	return m.Gauge.GetValue()
 }

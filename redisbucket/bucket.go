@@ -2,6 +2,9 @@ package redisbucket
 
 import (
 	"context"
+	"crypto/sha1"
+	_ "embed" // for the scripts
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"strconv"
@@ -171,4 +174,109 @@ func parseTaken(text string) (shared.Taken, bool) {
 		t.Other = &shared.BucketRate{Version: r[0], Micros: r[1], Part: r[2], Parts: r[3], Burst: r[4]}
 	}
 	return t, count == 5 || count == len(numbers)
+}
+
+// An Option changes a [Bucket] or a [Ring].
+type Option func(*Bucket)
+
+// WithPrefix sets the beginning of each key in Redis; the default is "shaper:". It must be the same
+// in all processes that share buckets.
+func WithPrefix(prefix string) Option { return func(b *Bucket) { b.prefix = prefix } }
+
+// Shard says which keys fail together: in a cluster the keys of one hash slot, elsewhere
+// all of them. Slots move from server to server, so a server would not do: a key could
+// count as unavailable because of the server that once had it.
+func (b *Bucket) Shard(key string) string {
+	if b.cluster == nil {
+		return ""
+	}
+	return "slot " + strconv.Itoa(slot(b.prefix+key))
+}
+
+// slot returns the hash slot of a key as the specification of Redis Cluster has it: if the
+// key has a text in braces, only the first such text counts.
+func slot(key string) int {
+	if _, rest, ok := strings.Cut(key, "{"); ok {
+		if tag, _, ok := strings.Cut(rest, "}"); ok && tag != "" {
+			key = tag
+		}
+	}
+	var crc uint16 // CRC-16/XMODEM
+	for _, c := range []byte(key) {
+		crc ^= uint16(c) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return int(crc % 16384)
+}
+
+//go:embed take.lua
+var takeText string
+
+//go:embed giveback.lua
+var giveBackText string
+
+var takeScript, giveBackScript = newScript(takeText), newScript(giveBackText)
+
+// A script is a text that servers keep under its hash.
+type script struct{ text, hash string }
+
+func newScript(text string) script {
+	sum := sha1.Sum([]byte(text))
+	return script{text, hex.EncodeToString(sum[:])}
+}
+
+// A command is one that the client must never repeat: if the answer is lost it may have been
+// carried out, and its units would be taken twice. go-redis repeats commands by default,
+// three times; it asks each command whether it may be repeated. Redirections in a cluster
+// (MOVED, ASK) are followed all the same, as a server that redirects has done nothing.
+type command struct{ *redis.Cmd }
+
+func newCommand(ctx context.Context, args []any) command {
+	return command{redis.NewCmd(ctx, args...)}
+}
+
+// NoRetry reports true: the client must not repeat the command.
+func (command) NoRetry() bool { return true }
+
+// Clone returns a copy, which must not be repeated either.
+func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)} }
+
+// run runs a script on one key and returns its answer. The text of the script is sent if the server
+// does not have it: then it has done nothing.
+func (b *Bucket) run(ctx context.Context, s script, key string, args []any) (any, error) {
+	if err := b.reach(ctx, key); err != nil {
+		return nil, err
+	}
+	call := make([]any, 0, 4+len(args))
+	call = append(append(call, "evalsha", s.hash, 1, b.prefix+key), args...)
+	answer, err := b.do(ctx, newCommand(ctx, call))
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		call[0], call[1] = "eval", s.text
+		answer, err = b.do(ctx, newCommand(ctx, call))
+	}
+	return answer, err
+}
+
+// do sends a command and returns the answer, or an error when ctx has ended.
+func (b *Bucket) do(ctx context.Context, c command) (any, error) {
+	if b.obeys {
+		err := b.client.Process(ctx, c)
+		return c.Val(), err
+	}
+	// By default a client of go-redis waits for an answer until its ReadTimeout, however short
+	// the context is. Then nothing waits for its result.
+	done := make(chan error, 1)
+	go func() { done <- b.client.Process(ctx, c) }()
+	select {
+	case err := <-done:
+		return c.Val(), err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }

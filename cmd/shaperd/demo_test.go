@@ -2,14 +2,19 @@ package main_test
 
 import (
 	"bufio"
+	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/servers"
@@ -114,4 +119,172 @@ func TestTheCaddyfileOfTheDemonstrationIsOneToBeginWith(t *testing.T) {
 	status, formatted := do(t, "fmt", file)
 	require.Zero(t, status)
 	require.Equal(t, text, formatted)
+}
+
+// stopping is a Caddyfile with a line that nobody leaves, and time for load balancers. It
+// needs the addresses of admin endpoint and front, and that time.
+const stopping = `{
+	admin %[1]s
+	shutdown_delay %[3]v
+	grace_period 20s
+}
+http://%[2]s {
+	shape_ready /ready
+	handle {
+		shape line {
+			limits 1/h depth 100
+		}
+		respond "served"
+	}
+}
+`
+
+func TestALoadBalancerIsToldBeforeTheLineDrains(t *testing.T) {
+	t.Parallel()
+	for name, stop := range map[string]func(*testing.T, *servers.Process, string){
+		"SIGTERM": func(_ *testing.T, p *servers.Process, _ string) { p.Signal(syscall.SIGTERM) },
+		"stop":    func(t *testing.T, _ *servers.Process, admin string) { start(t, "stop", "--address", admin) }, // It ends after p.
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for delay := 2 * time.Second; !tellsLoadBalancers(t, delay, stop); delay *= 2 {
+				require.Less(t, delay, patience, "all must be asked within that time")
+			}
+		})
+	}
+}
+
+// tellsLoadBalancers stops a process while a line is in it, and asks it what load balancers ask.
+// It returns false if the test had not asked all before the delay of the end was over.
+func tellsLoadBalancers(t *testing.T, delay time.Duration, stop func(*testing.T, *servers.Process, string)) bool {
+	t.Helper()
+	const inLine = 50
+	admin, front := freeAddress(t), freeAddress(t)
+	p := serve(t, fmt.Sprintf(stopping, admin, front, delay))
+	ready, told := "http://"+front+"/ready", "http://"+admin+"/shape/ready"
+	require.Equal(t, http.StatusOK, mustGet(t, ready).status)
+	require.JSONEq(t, `{"ready":true}`, mustGet(t, ready).body)
+	require.JSONEq(t, `{"ready":true,"waiting":0}`, mustGet(t, told).body)
+
+	// waiting returns how many wait; -1 if nobody answers any more.
+	waiting := func() int {
+		var is struct{ Waiting int }
+		a, err := get(told)
+		if err != nil || json.Unmarshal([]byte(a.body), &is) != nil {
+			return -1
+		}
+		return is.Waiting
+	}
+	statuses := getAll(1+inLine, "http://"+front)
+	p.Until(func() bool { return waiting() == inLine }, "all wait")
+	// Somebody who looks on must not keep the process from ending in good order.
+	stream, err := client.Get("http://" + admin + "/shape/api/events")
+	require.NoError(t, err)
+	defer stream.Body.Close()
+	require.Equal(t, http.StatusOK, stream.StatusCode)
+
+	stopped := time.Now()
+	isOver := func() bool { return time.Since(stopped) > delay*3/4 }
+	stop(t, p, admin)
+	last := func(url string) (a answer) {
+		p.Until(func() bool {
+			a, err = get(url)
+			return err == nil && a.status == http.StatusServiceUnavailable || isOver()
+		}, "it says that it is not ready")
+		return a
+	}
+	byFront, byAdmin := last(ready), last(told)
+	late := getAll(1, "http://"+front)
+	p.Until(func() bool { return waiting() == inLine+1 || isOver() }, "one more waits")
+	// They leave after all that, and go on leaving when the delay is over.
+	faster, err := send(http.MethodPost, "http://"+admin+"/shape/api/limits",
+		`{"source":"line","key":"127.0.0.1","limits":"10/s depth 100","for":"1h"}`, "Content-Type", "application/json")
+	if isOver() {
+		t.Logf("%v were too short", delay)
+		return false
+	}
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, faster.status, faster.body)
+	require.JSONEq(t, `{"ready":false}`, byFront.body)
+	require.Equal(t, http.StatusServiceUnavailable, byAdmin.status)
+
+	require.Equal(t, map[int]int{http.StatusOK: 1 + inLine}, statuses())
+	require.Equal(t, map[int]int{http.StatusOK: 1}, late(), "until the delay is over, requests are taken as before")
+	require.Zero(t, p.Wait())
+	return true
+}
+
+// ours returns the lines of a page of metrics that are about the shaper.
+func ours(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if regexp.MustCompile(`^(# (HELP|TYPE) )?shaper_`).MatchString(line) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+func TestCaddysMetricsHaveThoseOfTheShaper(t *testing.T) {
+	s := serveShop(t)
+	for range 4 {
+		mustGet(t, s.front+"/login", "Client", "Ann")
+	}
+	metrics := func() string {
+		a := mustGet(t, s.admin+"/metrics")
+		require.Equal(t, http.StatusOK, a.status)
+		return ours(a.body)
+	}
+	problems, err := promlint.New(strings.NewReader(metrics())).Lint()
+	require.NoError(t, err)
+	require.Empty(t, problems)
+	require.Contains(t, metrics(), `shaper_requests_total{result="departed",rule="login"} 3`)
+	require.Contains(t, metrics(), `shaper_refusals_total{reason="queue_full",rule="login"} 1`)
+	require.Contains(t, metrics(), `shaper_limit_units_per_second{rule="shop/site"} 1000`)
+	require.NotContains(t, metrics(), "Ann", "a key in a label would be a time series for each client, for ever")
+
+	// Each configuration has a registry of its own; counters go on.
+	s.reload("site 1000/s", "site 2000/s")
+	mustGet(t, s.front+"/login", "Client", "Ann")
+	require.Contains(t, metrics(), `shaper_refusals_total{reason="queue_full",rule="login"} 2`)
+	require.Contains(t, metrics(), `shaper_limit_units_per_second{rule="shop/site"} 2000`)
+	s.reload("shape login", "shape entry")
+	require.NotContains(t, metrics(), `"login"`)
+	require.Contains(t, metrics(), `shaper_requests_total{result="departed",rule="entry"} 0`)
+}
+
+// A broken ConfigMap must not stay unnoticed until somebody reads the log.
+func TestMetricsTellThatChangedRulesAreNotInForce(t *testing.T) {
+	begun := float64(time.Now().UnixMilli()) / 1e3
+	rules := writeFile(t, "shaper.yaml", "default: 1000/s burst 1000\n")
+	s := serveSite(t, "metrics /metrics\nshape shop {\nrules "+rules+"\n}\nshape /other other {\nlimits 1/s\n}\nreverse_proxy")
+	value := func(name string) float64 {
+		m := regexp.MustCompile(`(?m)^` + name + `\{rule="shop"\} (\S+)$`).FindStringSubmatch(mustGet(t, s.url+"/metrics").body)
+		require.NotNil(t, m, name)
+		v, err := strconv.ParseFloat(m[1], 64)
+		require.NoError(t, err)
+		return v
+	}
+	const successful, at = "shaper_config_last_reload_successful", "shaper_config_last_reload_success_timestamp_seconds"
+	require.Equal(t, 1., value(successful))
+	loaded := value(at)
+	require.GreaterOrEqual(t, loaded, begun)
+	problems, err := promlint.New(strings.NewReader(ours(mustGet(t, s.url+"/metrics").body))).Lint()
+	require.NoError(t, err)
+	require.Empty(t, problems)
+	require.NotRegexp(t, successful+`\{rule="other"`, mustGet(t, s.url+"/metrics").body, "its limits are in no file")
+
+	require.NoError(t, os.WriteFile(rules, []byte("default: 1/parsec\n"), 0o600))
+	s.Until(func() bool { return value(successful) == 0 }, "the change has failed")
+	require.Equal(t, loaded, value(at))
+	require.NoError(t, os.WriteFile(rules, []byte("default: 1000/s burst 2000\n"), 0o600))
+	s.Until(func() bool { return value(successful) == 1 }, "the next change is in force")
+	require.Greater(t, value(at), loaded)
+
+	alerts, err := os.ReadFile("../../deploy/rules.yml")
+	require.NoError(t, err)
+	require.Contains(t, string(alerts), "expr: "+successful+" == 0\n")
+	text, err := os.ReadFile(guide)
+	require.NoError(t, err)
+	require.Contains(t, string(text), at)
 }

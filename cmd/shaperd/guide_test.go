@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
 )
 
 // guide is the page for operators.
@@ -131,4 +133,57 @@ func TestTheChangeOfTheGuideIsMade(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 200, a.status, a.body)
 	p.Until(func() bool { return mustGet(t, url).status == 200 }, "the limits of the change are in force")
+}
+
+// Each command of the page for operators of the gateway is read, and says as a Caddyfile what it would serve. The options that the page names
+// are there.
+func TestTheCommandsOfTheGatewaysGuideAreRead(t *testing.T) {
+	text, err := os.ReadFile("../../docs/gateway.md")
+	require.NoError(t, err)
+	commands := regexp.MustCompile(`(?m)^shaperd (llm .*)$`).FindAllStringSubmatch(string(text), -1)
+	require.Greater(t, len(commands), 5)
+	for _, c := range commands {
+		args := strings.Fields(c[1])
+		if strings.Contains(c[1], "--demo") {
+			continue // It serves at once: see TestTheDemonstrationOfTheGatewayShowsTeamsThatTakeTurns.
+		}
+		printed, err := servers.Shaperd(t, program, append(args, "--print")...).Output() // It may go into a file.
+		require.NoError(t, err, c[1])
+		require.Contains(t, string(printed), "quota "+args[2], c[1])
+	}
+
+	status, help := do(t, "help", "llm")
+	require.Zero(t, status)
+	for _, option := range regexp.MustCompile("`(--[a-z-]+)").FindAllStringSubmatch(string(text), -1) {
+		require.Contains(t, help, option[1]+" ", "docs/gateway.md")
+	}
+}
+
+func TestTheVersionSaysWhatThisIs(t *testing.T) {
+	for _, args := range [][]string{{"version"}, {"--version"}} {
+		status, text := do(t, args...)
+		require.Zero(t, status)
+		// The second is what Go makes of a checkout, unless GOFLAGS say -buildvcs=false.
+		require.Regexp(t, `^shaperd (\(devel\).*|v\d+\.\d+\.\d+\S*), Caddy v2\.\d+\.\d+ `, text)
+	}
+	status, text := do(t, "help")
+	require.Zero(t, status)
+	require.Contains(t, text, "leaky-bucket traffic shaper")
+	require.Contains(t, text, "shaperd [command]")
+}
+
+// Caddy's validate provisions a configuration and starts none of it.
+func TestValidateTouchesNoServer(t *testing.T) {
+	file := writeFile(t, "Caddyfile", "http://"+freeAddress(t)+" {\n\tshape {\n\t\tlimits 5/s\n\t}\n}\n")
+	status, text := do(t, "validate", "--config", file)
+	require.Zero(t, status, text)
+	require.Contains(t, text, "Valid configuration")
+}
+
+// Whoever asks whether the server is ready says no password, and whoever looks at the line does not wait in it.
+func TestDirectivesHaveTheirOrder(t *testing.T) {
+	file := writeFile(t, "Caddyfile", "http://:8480 {\n\tshape shop {\n\t\tlimits 5/s\n\t}\n\tshape_inspect /shaper/* {\n\t\thosts a b\n\t}\n\tbasic_auth /shaper/* {\n\t\tAnn $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n\t}\n\tshape_ready /ready\n\treverse_proxy 127.0.0.1:1\n}\n")
+	status, text := do(t, "adapt", "--config", file)
+	require.Zero(t, status, text)
+	require.Regexp(t, `"handler":"shape_ready".*"handler":"authentication".*"handler":"shape_inspect".*"handler":"shape".*"handler":"reverse_proxy"`, text)
 }

@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v4"
@@ -242,4 +244,104 @@ func TestExampleForSystemdIsValid(t *testing.T) {
 	text, err := validate.CombinedOutput()
 	require.NoErrorf(t, err, "%s", text)
 	require.Contains(t, string(text), "Valid configuration")
+}
+
+// A dockerfile is a Dockerfile as far as the tests need it: enough of the format for
+// the few instructions in it. No engine is needed to read it.
+type dockerfile struct {
+	build      []string          // the commands of the stage that builds
+	copies     map[string]string // the folders of the image, by those of /out
+	owned      map[string]bool   // those of the image that belong to the user
+	env        []string
+	user       string
+	entrypoint []string // with the default arguments
+}
+
+// readDockerfile reads the Dockerfile. An instruction that it does not know is an error, so
+// that none is forgotten.
+func readDockerfile(t *testing.T) (d dockerfile) {
+	d.copies, d.owned = map[string]string{}, map[string]bool{}
+	stages := 0
+	for line := range strings.Lines(read(t, "Dockerfile")) {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		require.Falsef(t, strings.HasSuffix(line, `\`), "%q goes on in the next line", line)
+		instruction, rest, _ := strings.Cut(line, " ")
+		fields := strings.Fields(rest)
+		switch {
+		case instruction == "FROM":
+			stages++
+			if stages == 2 {
+				require.Equal(t, []string{"scratch"}, fields)
+			}
+		case stages == 1 && instruction == "RUN":
+			d.build = append(d.build, rest)
+		case stages == 1 && (line == "WORKDIR /src" || line == "COPY . ."):
+		case stages == 2 && instruction == "COPY" && fields[0] == "--from=build":
+			from, to := fields[len(fields)-2], fields[len(fields)-1]
+			d.copies[from] = to
+			d.owned[to] = len(fields) == 4 && fields[1] == "--chown=65532:65532"
+		case stages == 2 && instruction == "ENV":
+			d.env = fields
+		case stages == 2 && instruction == "USER":
+			d.user = rest
+		case stages == 2 && (instruction == "ENTRYPOINT" || instruction == "CMD"):
+			var words []string
+			require.NoError(t, json.Unmarshal([]byte(rest), &words), line)
+			d.entrypoint = append(d.entrypoint, words...)
+		case stages == 2 && (instruction == "VOLUME" || instruction == "EXPOSE" || instruction == "STOPSIGNAL"):
+		default:
+			require.FailNowf(t, "the test does not know this instruction", "%q", line)
+		}
+	}
+	require.Equal(t, 2, stages)
+	return d
+}
+
+func TestImageRunsAsAUserWithoutRights(t *testing.T) {
+	d := readDockerfile(t)
+	require.Equal(t, "65532:65532", d.user)
+	require.Equal(t, map[string]bool{"/usr": false, "/etc": false, "/data": true}, d.owned, "what the user may write to")
+	require.Contains(t, d.env, "XDG_DATA_HOME=/data")
+	require.Equal(t, []string{"/usr/bin/shaperd", "run", "--config", "/etc/shaperd/Caddyfile"}, d.entrypoint)
+}
+
+const unit = "shaperd.service"
+
+// systemd names the lines that it does not understand, and goes on. So any output is a mistake.
+func TestSystemdUnderstandsTheUnit(t *testing.T) {
+	analyze := command(t, "systemd-analyze", "systemd", "verify")
+	// It also asks whether the programs are there.
+	program := filepath.Join(t.TempDir(), "shaperd")
+	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o700))
+	text := read(t, "systemd", unit)
+	const installed = "/usr/local/bin/shaperd"
+	require.Equal(t, 2, strings.Count(text, "="+installed+" "), "ExecStart and ExecReload")
+	copied := filepath.Join(t.TempDir(), unit)
+	require.NoError(t, os.WriteFile(copied, []byte(strings.ReplaceAll(text, installed, program)), 0o600))
+	analyze.Args = append(analyze.Args, copied)
+	said, err := analyze.CombinedOutput()
+	require.NoError(t, err, "%s", said)
+	require.Empty(t, string(said))
+}
+
+// The threshold is in tenths: what systemd calls an exposure of 2.0.
+func TestUnitIsExposedToLittle(t *testing.T) {
+	analyze := command(t, "systemd-analyze", "systemd", "security", "--offline=true", "--threshold=20", filepath.Join(folder, "systemd", unit))
+	said, err := analyze.CombinedOutput()
+	require.NoError(t, err, "%s", said)
+	require.Contains(t, string(said), "Overall exposure level for "+unit)
+}
+
+// Whoever is killed while the line drains loses those in it.
+func TestNobodyIsKilledWhileTheLineDrains(t *testing.T) {
+	drain := func(caddyfile string) time.Duration {
+		return durationOf(t, caddyfile, "shutdown_delay") + durationOf(t, caddyfile, "grace_period")
+	}
+	stop := durationOf(t, read(t, "systemd", unit), "TimeoutStopSec")
+	require.Greater(t, stop, drain(read(t, "systemd", "Caddyfile")))
+	stop = durationOf(t, read(t, "compose.yaml"), "stop_grace_period")
+	require.Greater(t, stop, drain(read(t, "Caddyfile")))
 }

@@ -2,6 +2,7 @@ package buckettest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -241,4 +242,130 @@ func problemOf(t shared.Take) string {
 		return "High.Part must be from 0 to less than Rate.Parts"
 	}
 	return ""
+}
+
+// A clock shows the time of [time.Now] until it is moved.
+type clock struct {
+	since time.Time // when it was last moved
+	shown int64     // its reading then, in nanoseconds since 1970
+	ppm   float64   // how much faster it has gone since, in millionths
+}
+
+func newClock() clock {
+	now := time.Now()
+	return clock{since: now, shown: now.UnixNano()}
+}
+
+// nanos returns the reading of the clock at an instant.
+func (c clock) nanos(at time.Time) int64 {
+	passed := at.Sub(c.since)
+	return c.shown + int64(passed) + int64(float64(passed)*c.ppm/1e6)
+}
+
+// at returns the reading of the clock at an instant, in microseconds rounded down.
+func (c clock) at(at time.Time) int64 { return c.nanos(at) / 1000 }
+
+// Now returns the reading of the Memory's clock, in microseconds since 1970, rounded down.
+func (m *Memory) Now() int64 {
+	m.lock()
+	defer m.mu.Unlock()
+	return m.clock.at(time.Now())
+}
+
+// Step moves the clock forward by d, or back if d is negative.
+func (m *Memory) Step(d time.Duration) {
+	m.lock()
+	defer m.mu.Unlock()
+	m.clock.shown += int64(d)
+}
+
+// Drift makes the clock go faster than [time.Now] by ppm millionths from now on, or slower
+// if ppm is negative.
+func (m *Memory) Drift(ppm float64) {
+	m.lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	m.clock = clock{since: now, shown: m.clock.nanos(now), ppm: ppm}
+}
+
+// A Fault is the mishap of one call of a [Memory].
+type Fault int
+
+const (
+	// NoFault lets the call succeed.
+	NoFault Fault = iota
+
+	// LoseRequest loses the request: nothing is done, and the call returns when its
+	// context ends. In that time nothing answers, so a context without an end hangs.
+	LoseRequest
+
+	// LoseReply loses the answer: the step is carried out, and the call returns when its
+	// context ends.
+	LoseReply
+
+	// FailBefore makes the call return [ErrFault] at once. Nothing is done.
+	FailBefore
+
+	// FailAfter makes the call return [ErrFault] after the step has been carried out.
+	FailAfter
+)
+
+// ErrFault is the error of [FailBefore] and [FailAfter].
+var ErrFault = errors.New("buckettest: a fault that the test asked for")
+
+// An Entry is a call of a [Memory], as [Memory.Log] returns it.
+type Entry struct {
+	Call int    // its number, from 1, in the order in which calls were made
+	Op   string // "Take" or "GiveBack"
+	Take shared.Take
+	End  shared.Instant // of GiveBack
+
+	Fault    Fault
+	Sent     time.Time // when the call was made
+	Returned time.Time // when it returned; zero if it has not yet
+	Err      error     // the error that it returned
+
+	// Done is whether the step has been carried out. Then Arrived is the reading of the
+	// [Memory]'s clock in that step, Before and After are the level before and after it, and
+	// Taken is the answer, which the caller may not have got.
+	Done          bool
+	Arrived       int64
+	Before, After shared.BucketLevel
+	Taken         shared.Taken
+}
+
+// SetDelay sets how long the requests and the answers of later calls travel.
+func (m *Memory) SetDelay(request, reply time.Duration) {
+	m.lock()
+	defer m.mu.Unlock()
+	m.request, m.reply = request, reply
+}
+
+// Fail sets a function which is asked for each later call what becomes of it. call is the
+// number of the call, from 1, and op is "Take" or "GiveBack". The function may use the
+// Memory, and is called by several goroutines at once if calls are. nil means that all
+// calls succeed.
+func (m *Memory) Fail(f func(call int, op string) Fault) {
+	m.lock()
+	defer m.mu.Unlock()
+	m.fail = f
+}
+
+// Log returns all calls since the last [Memory.ClearLog], in the order in which they were made.
+func (m *Memory) Log() []Entry {
+	m.lock()
+	defer m.mu.Unlock()
+	entries := make([]Entry, len(m.log))
+	for i, e := range m.log {
+		entries[i] = *e
+	}
+	return entries
+}
+
+// ClearLog empties the log, which long tests would fill memory with. The numbers of calls
+// go on.
+func (m *Memory) ClearLog() {
+	m.lock()
+	defer m.mu.Unlock()
+	m.log = nil
 }

@@ -7,8 +7,19 @@
 package keyed
 
 import (
+	"bytes"
+	"encoding"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/maphash"
 	"maps"
+	"reflect"
+	"sync"
 	"sync/atomic"
+	"unicode/utf8"
+
+	"example.com/leakybucket/shaper/internal/sketch"
 )
 
 // An Entry holds the value of one key, or of the keys that share it. It is in a [Table] or in
@@ -114,4 +125,204 @@ func Shrunk[K comparable, V any](m map[K]V, peak, few int) (map[K]V, int) {
 	small := make(map[K]V, n)
 	maps.Copy(small, m)
 	return small, n
+}
+
+// Names writes keys as JSON, and reads them.
+type Names[K comparable] struct {
+	text   bool // K is a string, and has no method by which it writes itself
+	failed int  // how many keys Encode could not write
+	first  error
+}
+
+// NewNames returns the Names of keys of type K.
+func NewNames[K comparable]() Names[K] {
+	t := reflect.TypeFor[K]()
+	methods := false
+	for _, m := range []reflect.Type{reflect.TypeFor[json.Marshaler](), reflect.TypeFor[encoding.TextMarshaler](),
+		reflect.TypeFor[json.Unmarshaler](), reflect.TypeFor[encoding.TextUnmarshaler]()} {
+		methods = methods || t.Implements(m) || reflect.PointerTo(t).Implements(m)
+	}
+	return Names[K]{text: t.Kind() == reflect.String && !methods}
+}
+
+// binaryKey is a string that is not valid UTF-8. JSON can't hold one, and clients may choose
+// the keys.
+type binaryKey struct {
+	Base64 []byte `json:"base64"`
+}
+
+// Encode returns a key as JSON. If that can't be had, or would be read as another key, ok is
+// false. A key that does not equal itself is one of those.
+func (n *Names[K]) Encode(key K) (name json.RawMessage, ok bool) {
+	name, err := n.write(key)
+	if err == nil && (!n.text || name[0] == '{') {
+		var back K
+		if back, err = n.Decode(name); err == nil && back != key {
+			err = fmt.Errorf("%.60s would be read as another key", name)
+		}
+	}
+	if err == nil {
+		return name, true
+	}
+	if n.failed++; n.failed == 1 {
+		n.first = fmt.Errorf("key %.60q of type %T: %w", fmt.Sprint(key), key, err)
+	}
+	return nil, false
+}
+
+func (n *Names[K]) write(key K) (json.RawMessage, error) {
+	if n.text {
+		if text := reflect.ValueOf(key).String(); !utf8.ValidString(text) {
+			return json.Marshal(binaryKey{[]byte(text)})
+		}
+	}
+	return json.Marshal(key)
+}
+
+// Decode returns the key that [Names.Encode] has written.
+func (n *Names[K]) Decode(name json.RawMessage) (key K, err error) {
+	switch {
+	case len(name) == 0:
+		return key, fmt.Errorf("there is a bucket without a key")
+	case n.text && name[0] != '{' && name[0] != '"':
+		err = errors.New("it is no string")
+	case n.text && name[0] == '"' && !bytes.ContainsRune(name, '\\') && utf8.Valid(name):
+		reflect.ValueOf(&key).Elem().SetString(string(name[1 : len(name)-1])) // There is nothing to decode in it.
+	case n.text && name[0] == '{':
+		var binary binaryKey
+		if err = json.Unmarshal(name, &binary); err == nil {
+			reflect.ValueOf(&key).Elem().SetString(string(binary.Base64))
+		}
+	default:
+		err = json.Unmarshal(name, &key)
+		if err == nil && !n.text && !reflect.ValueOf(&key).Elem().Comparable() { // An interface may hold a slice.
+			key, err = *new(K), errors.New("it can't be compared")
+		}
+	}
+	if err != nil {
+		return key, fmt.Errorf("a key of type %T can't be read from %.60s: %w", key, name, err)
+	}
+	return key, nil
+}
+
+// Failure returns the error for the keys that [Names.Encode] could not write; nil if there are none.
+func (n *Names[K]) Failure() error {
+	if n.failed == 0 {
+		return nil
+	}
+	return fmt.Errorf("shaper: Snapshot: %d keys can't be written as JSON and are left out; the first: %w", n.failed, n.first)
+}
+
+// TopCounters is how many keys that meet their limits [Limited] can tell apart.
+const TopCounters = 1024
+
+// Limited remembers, in fixed memory, the keys that met their limits, when their entries are
+// gone. It has a lock of its own, so that calls that leave at once have nothing to do with it.
+type Limited[K comparable] struct {
+	mu          sync.Mutex
+	seed        maphash.Seed
+	mostLimited sketch.TopK[K]
+	distinct    sketch.Distinct // of the keys that were refused
+}
+
+// NewLimited returns a Limited that hashes keys with a seed.
+func NewLimited[K comparable](seed maphash.Seed) Limited[K] {
+	return Limited[K]{seed: seed, mostLimited: sketch.NewTopK[K](TopCounters)}
+}
+
+// Waited notes a call that has to wait.
+func (k *Limited[K]) Waited(key K) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.mostLimited.Add(key)
+}
+
+// Refused notes a call that is refused.
+func (k *Limited[K]) Refused(key K) {
+	hash := maphash.Comparable(k.seed, key)
+	k.mu.Lock()
+	k.mostLimited.Add(key)
+	k.distinct.Add(hash)
+	k.mu.Unlock()
+}
+
+// Top returns the keys that were noted most.
+func (k *Limited[K]) Top(count int) []sketch.Count[K] {
+	k.mu.Lock()
+	most := k.mostLimited.Snapshot()
+	k.mu.Unlock()
+	return most.Top(count)
+}
+
+// All returns all keys that were noted, how many notes there were of all keys, and how many
+// there may have been at most of a key that is not among those returned.
+func (k *Limited[K]) All() (counts []sketch.Count[K], events, least uint64) {
+	k.mu.Lock()
+	most := k.mostLimited.Snapshot()
+	k.mu.Unlock()
+	return most.Top(TopCounters), most.Events(), most.Least()
+}
+
+// Merge adds the result of [Limited.All] in another process.
+func (k *Limited[K]) Merge(counts []sketch.Count[K], events, least uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.mostLimited.Merge(counts, events, least)
+}
+
+// RefusedKeys returns about how many different keys were refused.
+func (k *Limited[K]) RefusedKeys() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.distinct.Estimate()
+}
+
+// Overrides are values that some keys have been given. Several Overrides count together.
+type Overrides[K, V comparable] struct {
+	of    map[K]V
+	count *atomic.Int64
+}
+
+// NewOverrides returns Overrides that count in count.
+func NewOverrides[K, V comparable](count *atomic.Int64) Overrides[K, V] {
+	return Overrides[K, V]{count: count}
+}
+
+// Get returns the value of a key; ok reports whether it has one.
+func (o *Overrides[K, V]) Get(key K) (value V, ok bool) {
+	value, ok = o.of[key]
+	return value, ok
+}
+
+// Any reports whether there may be one in any of those that count together. The lock need not be
+// held.
+func (o *Overrides[K, V]) Any() bool { return o.count.Load() > 0 }
+
+// Len returns how many there are.
+func (o *Overrides[K, V]) Len() int { return len(o.of) }
+
+// Set gives a key a value. For a key that has none, [TakeBelow] has counted it.
+func (o *Overrides[K, V]) Set(key K, value V) {
+	if o.of == nil {
+		o.of = make(map[K]V)
+	}
+	o.of[key] = value
+}
+
+// Delete undoes Set.
+func (o *Overrides[K, V]) Delete(key K) {
+	if _, ok := o.of[key]; ok {
+		delete(o.of, key)
+		o.count.Add(-1)
+	}
+}
+
+// Differs reports whether a key has another value than it had, if it had one, or has one now if it
+// had none.
+func (o *Overrides[K, V]) Differs(key K, value V, had bool) bool {
+	if !had && len(o.of) == 0 {
+		return false
+	}
+	now, ok := o.of[key]
+	return ok != had || ok && now != value
 }

@@ -116,3 +116,77 @@ func requireSameWheel(t *testing.T, slow slowWheel, fast *Wheel[int, int], flows
 		require.Equal(t, is, e.next != nil)
 	}
 }
+
+// The SmallMap beside a map of Go's, with fewer and with more entries than are in a slice.
+func TestASmallMapIsWhatAMapWouldBe(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 1))
+	for _, kinds := range []int{1, few, few + 1, 100} {
+		var small SmallMap[int, *int]
+		slow := map[int]*int{}
+		for range 3000 {
+			key := 1 + r.IntN(kinds)
+			require.True(t, small.Get(key) == slow[key])
+			switch {
+			case slow[key] == nil:
+				slow[key] = &key
+				small.Add(key, slow[key])
+			case r.IntN(2) == 0:
+				small.Delete(key)
+				delete(slow, key)
+			}
+			if r.IntN(50) == 0 {
+				small.Shrink(few)
+			}
+			require.Equal(t, len(slow), small.Len())
+		}
+		for key, value := range slow {
+			require.True(t, small.Get(key) == value)
+			require.True(t, slices.Contains(slices.Collect(small.Values()), value))
+		}
+		require.Equal(t, kinds <= few, small.many == nil)
+
+		// Of many entries few are left, and the memory of the others is given back.
+		peak := small.peak
+		for key := range slow {
+			if len(slow) == 1 {
+				break
+			}
+			small.Delete(key)
+			delete(slow, key)
+		}
+		small.Shrink(0)
+		if peak > 16 {
+			require.Equal(t, 1, small.peak)
+		}
+		require.Equal(t, len(slow), small.Len())
+		for key, value := range slow {
+			require.True(t, small.Get(key) == value)
+		}
+	}
+}
+
+// A ring is in the order of its homes, and a key finds the first entry at its home or
+// after it, across the end as well.
+func TestAKeySharesTheNextEntryOfItsRing(t *testing.T) {
+	var o Rings[int, int, string]
+	p := "kind"
+	flows := map[int16]*entry{}
+	for _, home := range []int16{500, 0, 959, 7} {
+		flows[home] = &entry{Home: home}
+		o.Add(flows[home], p)
+	}
+	for home, want := range map[int16][2]int16{
+		0: {0, 0}, 1: {7, 6}, 7: {7, 0}, 8: {500, 492}, 500: {500, 0}, 501: {959, 458}, 959: {959, 0},
+	} {
+		e, distance := o.next(home, p)
+		require.Equal(t, want, [2]int16{e.Home, distance}, "from %d", home)
+	}
+	o.Remove(flows[0], p)
+	o.Remove(flows[959], p)
+	e, distance := o.next(600, p)
+	require.Equal(t, [2]int16{7, 367}, [2]int16{e.Home, distance})
+	o.Remove(flows[500], p)
+	o.Remove(flows[7], p)
+	e, _ = o.next(600, p)
+	require.Nil(t, e)
+}

@@ -2,7 +2,12 @@ package lease
 
 import (
 	"math"
+	"math/big"
+	"math/rand/v2"
+	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/shared"
@@ -124,4 +129,127 @@ func (l *Lease) PaceInterval() exact.Interval {
 	}
 	ns := l.Interval.Units(exact.At(int64(time.Second))) // units per second
 	return exact.IntervalOfFraction(int64(min(1e9/ns*math.Exp2(steps/8), float64(horizon))), 0, 1)
+}
+
+// bucketRateOf returns the rate of a limit, which is finite, of version 0. A rate whose interval
+// has a denominator above 10⁹ in nanoseconds, as only few that people write have, is rounded down:
+// its interval is rounded up to a billionth of a nanosecond.
+func bucketRateOf(r rate.Limit, burst int64) shared.BucketRate {
+	ns := exact.IntervalOf(r).Rat()
+	parts := new(big.Int).Mul(ns.Denom(), big.NewInt(1000))
+	if parts.Cmp(big.NewInt(shared.MaxParts)) > 0 {
+		parts.SetInt64(shared.MaxParts)
+	}
+	scaled := new(big.Int).Mul(ns.Num(), parts)
+	scaled, rest := scaled.QuoRem(scaled, new(big.Int).Mul(ns.Denom(), big.NewInt(1000)), new(big.Int))
+	if rest.Sign() > 0 {
+		scaled.Add(scaled, big.NewInt(1))
+	}
+	micros, part := scaled.QuoRem(scaled, parts, new(big.Int))
+	return shared.BucketRate{Micros: micros.Int64(), Part: part.Int64(), Parts: parts.Int64(), Burst: burst}
+}
+
+// Rates remembers BucketRates, as making one takes tens of microseconds. It needs no lock of the
+// engine. The zero value is ready to use.
+type Rates struct {
+	mu   sync.Mutex
+	made map[rateAndBurst]shared.BucketRate
+}
+
+type rateAndBurst struct {
+	rate  rate.Limit
+	burst int64
+}
+
+// mostRates bounds the memory of Rates.
+const mostRates = 1024
+
+// Of returns the [shared.BucketRate] of a limit, of version 0. At rate.Inf there is none.
+func (m *Rates) Of(r rate.Limit, burst int64) shared.BucketRate {
+	if r == rate.Inf {
+		return shared.BucketRate{Parts: 1000, Burst: burst}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := rateAndBurst{r, burst}
+	made, ok := m.made[key]
+	if !ok {
+		if m.made == nil || len(m.made) >= mostRates {
+			m.made = make(map[rateAndBurst]shared.BucketRate)
+		}
+		made = bucketRateOf(r, burst)
+		m.made[key] = made
+	}
+	return made
+}
+
+// PerSecond returns a rate as cost units per second.
+func PerSecond(r shared.BucketRate) rate.Limit {
+	interval := r.Rat(shared.Instant{Micros: r.Micros, Part: r.Part})
+	perSecond, _ := interval.Quo(big.NewRat(1e6, 1), interval).Float64()
+	return rate.Limit(perSecond)
+}
+
+// A Breaker is the circuit breaker of one of the servers of a Bucket, whose keys can be asked for
+// or can't together. It is open after FailuresToOpen failures in a row. Then the server is asked
+// again after 50 ms, and after twice as long each time, up to 2 s.
+type Breaker struct {
+	Name     string // of the server
+	Failures int    // in a row
+	Open     bool   // the server counts as unavailable
+	OpenedAt int64
+	ProbeAt  int64 // when it is asked again
+	Err      error // the latest failure
+	backoff  time.Duration
+}
+
+// FailuresToOpen is after how many failures in a row a server counts as unavailable.
+const FailuresToOpen = 3
+
+const (
+	firstBackoff = 50 * time.Millisecond
+	lastBackoff  = 2 * time.Second
+)
+
+// MayAsk reports whether the server may be asked now; if not, it returns when it may be.
+func (b *Breaker) MayAsk(now int64) (until int64, ok bool) {
+	if !b.Open || now >= b.ProbeAt { // A probe has moved that on; see Asks.
+		return now, true
+	}
+	return max(b.ProbeAt, now+int64(leastPause)), false
+}
+
+// Asks notes that the server is asked in a call that ends within timeout. If the Breaker is open,
+// this is the one probe.
+func (b *Breaker) Asks(now int64, timeout time.Duration) {
+	if b.Open {
+		b.ProbeAt = now + int64(timeout+b.backoff)
+	}
+}
+
+// Failed notes that a call which began at sent has failed at now. It reports whether that opens the
+// Breaker.
+func (b *Breaker) Failed(sent, now int64, err error) (opens bool) {
+	b.Failures++
+	b.Err = err
+	switch {
+	case b.Open && sent < b.OpenedAt:
+		return false // It is no probe, and says nothing new.
+	case b.Open:
+		b.backoff = min(2*b.backoff, lastBackoff)
+	case b.Failures >= FailuresToOpen:
+		b.Open, b.backoff, b.OpenedAt = true, firstBackoff, now
+		opens = true
+	default:
+		return false
+	}
+	b.ProbeAt = now + int64(b.backoff)*3/4 + rand.Int64N(int64(b.backoff)/2)
+	return opens
+}
+
+// Succeeded notes a success. It reports whether that closes the Breaker.
+func (b *Breaker) Succeeded() (closes bool) {
+	closes = b.Open
+	b.Failures, b.Err, b.Open = 0, nil, false
+	return closes
 }
