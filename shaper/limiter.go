@@ -272,6 +272,61 @@ type unsettled interface {
 	notSent()              // settles for a request that has not been sent after all
 }
 
+// firstOf returns the actual cost at the first level; below 0: its estimate stands.
+func firstOf(actual []int) int {
+	if len(actual) == 0 {
+		return -1
+	}
+	return actual[0]
+}
+
+// settleEach settles a request with an actual cost at each level, and gives back its seat.
+func settleEach(v unsettled, actual []int) {
+	switch v := v.(type) {
+	case *reservation:
+		if v.numbers != nil {
+			v.settleEach(actual...)
+			return
+		}
+	case sending:
+		if largestOf(actual) >= 0 && len(actual) > 0 {
+			v.settling.settle(actual)
+		}
+		return
+	}
+	v.settle(firstOf(actual))
+}
+
+// settleCosts is settleEach without the seat.
+func settleCosts(v unsettled, actual []int) {
+	if r, ok := v.(*reservation); ok && r.numbers != nil {
+		r.settleCosts(actual)
+		return
+	}
+	v.settleCost(firstOf(actual))
+}
+
+// reserveEach is the reserve of an inner for a request with an estimate at each level. Only a [Shaper] can have several.
+func reserveEach(ctx context.Context, l inner, estimates []int, kind entryKind) (unsettled, error) {
+	if len(estimates) == 1 {
+		return l.reserve(ctx, estimates[0], kind)
+	}
+	var v *reservation
+	var err error
+	switch l := l.(type) {
+	case shaperLimiter:
+		v, err = l.reserveAll(l.claimOf(ctx), nil, estimates, kind)
+	case keyOfShaper:
+		v, err = l.reserveAll(l.claimOf(ctx), l.key, estimates, kind)
+	default:
+		_, _, err = new(dispatcher).checkCosts("ReserveEach", estimates)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
 // settleOf returns the settle of an unsettled, which may be nil.
 func settleOf(v unsettled) (settle func(actual int)) {
 	if v == nil {

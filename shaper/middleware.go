@@ -164,7 +164,10 @@ func (h *handler) serveEach(w http.ResponseWriter, r *http.Request, n int) {
 	}
 	var reserved *settling
 	if h.reserve && n > 0 && limiter.reserves() {
-		reserved = &settling{outer: settlingOf(ctx), limiter: limiter, estimate: n}
+		reserved = &settling{outer: settlingOf(ctx), limiter: limiter, estimates: []int{n}}
+		if h.costs != nil {
+			reserved.estimates = h.costs(r)
+		}
 		ctx = context.WithValue(ctx, settlingKey{}, reserved)
 	}
 	if ctx == r.Context() {

@@ -23,6 +23,7 @@ type MiddlewareOption interface{ applyMiddleware(*middlewareOptions) }
 
 type middlewareOptions struct {
 	cost         func(*http.Request) int
+	costs        func(*http.Request) []int // at each level; nil: cost is for the first
 	key          KeyFunc
 	onError      func(http.ResponseWriter, *http.Request, error)
 	retrySpread  time.Duration
@@ -56,6 +57,27 @@ func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost = o }
 // comes from the request, bound it: all requests behind it wait for cost / [Limits.Rate]. A
 // negative cost is a mistake, which is answered with status 500.
 func WithCost(cost func(*http.Request) int) MiddlewareOption { return costOption(cost) }
+
+type costsOption func(*http.Request) []int
+
+func (o costsOption) applyMiddleware(to *middlewareOptions) {
+	to.cost, to.costs, to.reserve = func(r *http.Request) int { return largestOf(o(r)) }, o, true
+}
+
+// largestOf returns the largest of costs at several levels; below 0 if one is.
+func largestOf(costs []int) (largest int) {
+	for _, n := range costs {
+		if largest = max(largest, n); n < 0 {
+			return n
+		}
+	}
+	return largest
+}
+
+// WithCosts is [WithCost] for a [Shaper] [WithMeters]: the function returns the estimate of a request at each level, as
+// for [Shaper.ReserveEach], and [WithReserve] comes with it. A request of costs that are all 0 passes untouched. The function may be
+// called several times for a request, with the same result.
+func WithCosts(costs func(*http.Request) []int) MiddlewareOption { return costsOption(costs) }
 
 type keyOption KeyFunc
 

@@ -26,9 +26,12 @@ func (reserveOption) applyMiddleware(to *middlewareOptions) { to.reserve = true 
 // its context. If several Middlewares have passed it on, all of them settle. Only the cost is settled: a seat stays
 // taken until the handler has returned or hijacks the connection. With a negative actual the estimate stands.
 //
+// With [WithCosts] the actual costs are as for the function that [Shaper.ReserveEach] returns: where one is missing the estimate
+// stands.
+//
 // Settle reports whether there was something to be settled. There is nothing without WithReserve, for a
 // request of cost 0, after another Settle, and once the handler of the Middleware has returned.
-func Settle(r *http.Request, actual int) bool {
+func Settle(r *http.Request, actual ...int) bool {
 	settled := false
 	for s := settlingOf(r.Context()); s != nil; s = s.outer {
 		if s.settle(actual) {
@@ -40,11 +43,11 @@ func Settle(r *http.Request, actual int) bool {
 
 // A settling is the reservation of a request that a [Middleware] has passed on. It is in the request's context.
 type settling struct {
-	outer    *settling // of the Middleware in front of this one; nil: none has reserved
-	limiter  inner
-	estimate int
-	asked    time.Time // when it asked the Limiter first
-	until    time.Time // the bound of its field; zero: none
+	outer     *settling // of the Middleware in front of this one; nil: none has reserved
+	limiter   inner
+	estimates []int     // at each level
+	asked     time.Time // when it asked the Limiter first
+	until     time.Time // the bound of its field; zero: none
 
 	mu      sync.Mutex
 	v       unsettled // nil: it is not let in yet
@@ -67,7 +70,7 @@ func (s *settling) enter(ctx context.Context) (release func(), err error) {
 	if w, ok := ctx.(*waitContext); ok {
 		s.until = w.until
 	}
-	v, err := s.limiter.reserve(ctx, s.estimate, newcomer)
+	v, err := reserveEach(ctx, s.limiter, s.estimates, newcomer)
 	if err != nil {
 		return nil, err
 	}
@@ -78,12 +81,12 @@ func (s *settling) enter(ctx context.Context) (release func(), err error) {
 }
 
 // settle is Settle for one of them.
-func (s *settling) settle(actual int) bool {
+func (s *settling) settle(actual []int) bool {
 	v := s.over()
 	if v == nil {
 		return false
 	}
-	v.settleCost(actual)
+	settleCosts(v, actual)
 	return true
 }
 
@@ -153,7 +156,7 @@ func (s *settling) reenter(ctx context.Context) error {
 		return ErrClosed
 	}
 	v.notSent()
-	v, err := s.limiter.reserve(ctx, s.estimate, reentry)
+	v, err := reserveEach(ctx, s.limiter, s.estimates, reentry)
 	if err != nil {
 		return err
 	}
@@ -178,7 +181,7 @@ func (s sending) settle(actual int) { s.settleCost(actual) }
 
 func (s sending) settleCost(actual int) {
 	if actual >= 0 {
-		s.settling.settle(actual)
+		s.settling.settle([]int{actual})
 	}
 }
 

@@ -164,6 +164,10 @@ func (v *reservation) releaseSeat() {
 }
 
 func (v *reservation) settleCost(actual int) {
+	if v.numbers != nil {
+		v.settleCosts([]int{actual}) // The estimates at further levels stand.
+		return
+	}
 	if v.isOver.Swap(true) {
 		return
 	}
@@ -185,7 +189,13 @@ func (v *reservation) settleCost(actual int) {
 }
 
 // notSent settles for a request that has not been sent after all.
-func (v *reservation) notSent() { v.settle(0) }
+func (v *reservation) notSent() {
+	if v.numbers != nil {
+		v.settleEach(make([]int, 1+maxMore)...)
+		return
+	}
+	v.settle(0)
+}
 
 // charge charges the bucket of a key, or of a Shaper, n units now.
 func (v *reservation) charge(n int64) {
@@ -250,6 +260,7 @@ func (v *reservation) admitted(d *dispatcher, f *flow) *reservations {
 	v.of = f.bucket.reservations()
 	v.isOwn = f.remote() == nil
 	if v.numbers != nil {
+		v.d = d // leave looks for its numbers there.
 		for i := range d.further.buckets() {
 			d.further.buckets()[i].reservations()
 		}
@@ -340,6 +351,11 @@ func (d *dispatcher) chargeLocked(f *flow, b *bucket, now, n int64) {
 // settleEach is what ReserveEach returns for a flow with further levels: settle for all of them at one instant.
 func (v *reservation) settleEach(actual ...int) {
 	defer v.releaseSeat()
+	v.settleCosts(actual)
+}
+
+// settleCosts is settleEach without the seat.
+func (v *reservation) settleCosts(actual []int) {
 	if v.isOver.Swap(true) {
 		return
 	}

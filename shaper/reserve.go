@@ -57,13 +57,24 @@ func (s *Shaper) ReserveEach(ctx context.Context, estimates ...int) (settle func
 // reserveEach is ReserveEach for a request with a key, or nil.
 func (s *Shaper) reserveEach(ctx context.Context, key any, estimates []int) (settle func(actual ...int), err error) {
 	s.mustBeMade()
+	v, err := s.reserveAll(ctx, key, estimates, newcomer)
+	switch {
+	case err != nil:
+		return settleNoneOf, err
+	case v.numbers == nil:
+		return settleFirst(v.settle), nil
+	}
+	return v.settleEach, nil
+}
+
+// reserveAll is reserveEach with a reservation in place of a function; nil with an error.
+func (s *Shaper) reserveAll(ctx context.Context, key any, estimates []int, kind entryKind) (*reservation, error) {
 	n, more, err := s.checkCosts("ReserveEach", estimates)
 	if err != nil {
-		return settleNoneOf, err
+		return nil, err
 	}
 	if s.further == nil {
-		v, err := s.reserve(ctx, key, int(n), newcomer)
-		return settleFirst(v.orNothing()), err
+		return s.reserve(ctx, key, int(n), kind)
 	}
 	var all struct {
 		reservation
@@ -73,12 +84,9 @@ func (s *Shaper) reserveEach(ctx context.Context, key any, estimates []int) (set
 	v := &all.reservation
 	v.estimate, v.with.account, v.with.outlay, v.numbers = n, v, &all.outlay, &all.moreNumbers
 	all.outlay.costs = more
-	r := &request{ctx: ctx, key: key, cost: n, tellsEnd: true, with: &v.with}
+	r := &request{ctx: ctx, key: key, cost: n, kind: kind, tellsEnd: true, with: &v.with}
 	_, err = s.wait(r)
-	if v, err = v.begin(r, &s.dispatcher, &s.flow, err); err != nil {
-		return settleNoneOf, err
-	}
-	return v.settleEach, nil
+	return v.begin(r, &s.dispatcher, &s.flow, err)
 }
 
 func settleNoneOf(...int) {}

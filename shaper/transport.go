@@ -75,6 +75,11 @@ type Transport struct {
 	// has no method like [Shaper.Reserve], Actual is not called.
 	Actual func(*http.Response) func() int
 
+	// Each, unless it is nil, takes the place of Cost and Actual for a Limiter that is a [Shaper] [WithMeters]. It returns the
+	// estimates of a request at each level, as for [Shaper.ReserveEach], and what Actual is there: actual is called with each
+	// response to the request, and the function that it returns returns the actual costs. A request fails with the error.
+	Each func(*http.Request) (estimates []int, actual func(*http.Response) func() []int, err error)
+
 	// HoldFor returns how long a response asks callers to hold back, in place of the time that Transport
 	// reads itself; 0 or less: not at all. It is called before Actual, and may replace the body by one that
 	// it has read. A response with status 403, 429, 503 or 529 for which it is above 0 is a refusal, and
@@ -119,6 +124,10 @@ type Transport struct {
 
 	limiterFor func(*http.Request) (inner, error) // of Group.Transport; else nil
 	misused    error                              // which field Group.Transport can't use; nil: none
+
+	// A RoundTrip sets them in its copy, for its request.
+	estimates []int                             // nil: the request has one cost
+	actualOf  func(*http.Response) func() []int // nil: the costs are known before
 }
 
 // Transport returns t with the bucket of each request's key as its Limiter, such as one for each host that a
@@ -157,7 +166,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			httpout.CloseBody(r.Body)
 		}
 	}()
-	n, err := t.costOf(r)
+	n, err := t.price(r)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +188,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err == nil && response != nil && t.Retry && (n > 0 || end.carried != nil) && t.isRefusal(response, asked) {
 		again, err := t.sendAgain(limiter, r, n, came, end.carried, response, asked)
 		if again == response && end.mayReenter && end.reserved != nil { // It is not sent again.
-			if ends := end.with(t.Actual(response)); !httpout.ReleaseWithBody(response, r.Method, ends) {
+			if ends := end.with(t.actualOf(response)); !httpout.ReleaseWithBody(response, r.Method, ends) {
 				ends()
 			}
 		}
@@ -201,6 +210,33 @@ func (t Transport) base() http.RoundTripper {
 		return http.DefaultTransport
 	}
 	return t.Base
+}
+
+// price sets the costs of a request, and returns the largest.
+func (t *Transport) price(r *http.Request) (n int, err error) {
+	if t.Each == nil {
+		if n, err = t.costOf(r); err == nil && t.Actual != nil {
+			actualOf := t.Actual
+			t.actualOf = func(response *http.Response) func() []int {
+				actual := actualOf(response)
+				if actual == nil {
+					return nil
+				}
+				return func() []int { return []int{actual()} }
+			}
+		}
+		return n, err
+	}
+	if _, err = t.costOf(r); err != nil {
+		return 0, err
+	}
+	if t.estimates, t.actualOf, err = t.Each(r); err != nil {
+		return 0, err
+	}
+	if n = largestOf(t.estimates); n < 0 {
+		return 0, ErrNegativeCost
+	}
+	return n, nil
 }
 
 // costOf returns the cost of a request, or an error if the cost is negative or the
@@ -260,15 +296,15 @@ type requestEnd struct {
 
 // with returns the function to call at the end of a request whose actual cost a function returns; nil
 // means that the cost is not known.
-func (e requestEnd) with(actual func() int) func() {
+func (e requestEnd) with(actual func() []int) func() {
 	if e.reserved == nil {
 		return e.release
 	}
 	return func() {
-		cost := -1
-		defer func() { e.reserved.settle(cost) }() // Even if the function panics.
+		costs := []int(nil)
+		defer func() { settleEach(e.reserved, costs) }() // Even if the function panics.
 		if actual != nil {
-			cost = actual()
+			costs = actual()
 		}
 	}
 }
@@ -281,7 +317,7 @@ func (t Transport) enterNew(l inner, r *http.Request, n int) (requestEnd, error)
 		end.mayReenter = true
 		return end, nil
 	}
-	if n == 0 && t.Actual == nil {
+	if n == 0 && t.actualOf == nil {
 		return requestEnd{}, nil
 	}
 	ctx, stop := httpout.WaitContextOf(r)
@@ -292,8 +328,10 @@ func (t Transport) enterNew(l inner, r *http.Request, n int) (requestEnd, error)
 // enter lets a request of cost n wait for the Limiter.
 func (t Transport) enter(ctx context.Context, l inner, n int, kind entryKind) (end requestEnd, err error) {
 	switch {
-	case t.Actual != nil && l.reserves():
+	case t.actualOf != nil && t.estimates == nil && l.reserves():
 		end.reserved, err = l.reserve(ctx, n, kind)
+	case t.actualOf != nil && l.reserves():
+		end.reserved, err = reserveEach(ctx, l, t.estimates, kind)
 	case n > 0:
 		end.release, err = l.enter(ctx, n, kind)
 	}
@@ -336,7 +374,7 @@ func (t Transport) send(limiter inner, r *http.Request, end requestEnd) (respons
 		asked.held = hold(limiter, r, asked.span)
 	}
 	if end.reserved != nil && !(end.mayReenter && t.Retry && t.isRefusal(response, asked)) { // That may be settled with 0.
-		ends = end.with(t.Actual(response))
+		ends = end.with(t.actualOf(response))
 	}
 	withBody = ends != nil && httpout.ReleaseWithBody(response, r.Method, ends)
 	returned = true
@@ -469,7 +507,7 @@ func (t Transport) reenter(ctx context.Context, l inner, carried *settling, n in
 // endOf returns the end of a request for which a Middleware has reserved.
 func (t Transport) endOf(s *settling) requestEnd {
 	end := requestEnd{carried: s}
-	if t.Actual != nil {
+	if t.actualOf != nil {
 		end.reserved = sending{s}
 	}
 	return end
