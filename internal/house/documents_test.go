@@ -33,6 +33,7 @@ func TestSnippetsOfDocumentsAreCompiled(t *testing.T) {
 	snippet := regexp.MustCompile("(?s)(<!-- ([^ ]+) -->\n)?```go\n(.*?)```")
 	for _, document := range documents(t) {
 		found := snippet.FindAllStringSubmatch(read(t, document), -1)
+		require.Len(t, regexp.MustCompile(`(?m)^<!-- \S+\.go -->$`).FindAllString(read(t, document), -1), len(found), "%s names a file and shows nothing of it", document)
 		if filepath.Base(document) == "README.md" && filepath.Dir(document) == root {
 			require.NotEmpty(t, found)
 		}
