@@ -13,8 +13,8 @@ import (
 // Estimate by a function whose Output is about the usual length of an answer.
 var Anthropic = Provider{
 	Estimate: func(r *http.Request) (Usage, error) {
-		input, a, err := asked(r)
-		return Usage{Input: input, Output: int(max(a.MaxTokens, a.MaxTokensToSample))}, err
+		input, a, err := asked(r, anthropicTariff)
+		return Usage{Input: input, Output: int(a.most)}, err
 	},
 
 	// "cache_read_input_tokens do not count towards ITPM" for most models; input_tokens and

@@ -19,9 +19,8 @@ const bedrockOutput = 64_000
 // For some models an output token counts as 5 when the call has ended (OutputFactor).
 var Bedrock = Provider{
 	Estimate: func(r *http.Request) (Usage, error) {
-		input, a, err := asked(r)
-		output := max(a.InferenceConfig.MaxTokens, a.InferenceConfig.MaxNewTokens, a.MaxTokens, a.MaxTokensToSample,
-			a.MaxGenLen, a.TextGenerationConfig.MaxTokenCount)
+		input, a, err := asked(r, anthropicTariff)
+		output := a.most
 		if output == 0 && r.URL != nil && isInference(r.URL.Path) {
 			output = bedrockOutput
 		}

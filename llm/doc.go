@@ -14,8 +14,9 @@
 //
 // A [Provider] describes how an API counts and reports. [OpenAI], [Anthropic], [Gemini] and [Bedrock]
 // are ready for use, and examples for others. Package llm sends nothing by itself, and knows no
-// tokenizer: an estimate is a quarter of the bytes of the request's body, plus the most output
-// tokens that the request allows.
+// tokenizer: an estimate is a quarter of the bytes of the request's text, what its pictures, sound and
+// documents take by the provider's page, and the most output tokens that the request allows. A request that makes
+// no model run costs a request's share.
 //
 // # One bucket
 //

@@ -1,6 +1,9 @@
 package llm
 
-import "net/http"
+import (
+	"net/http"
+	"unsafe"
+)
 
 // What tests of this package may reach.
 var (
@@ -42,4 +45,21 @@ func StreamedPlaces() (places [][2]string) {
 		places = append(places, [2]string{s.of, s.source})
 	}
 	return places
+}
+
+// AskPlaces returns who has the places of what a request asks for, each place, and its source.
+func AskPlaces() (places [][3]string) {
+	for _, a := range asks {
+		places = append(places, [3]string{a.of, a.path, a.source})
+	}
+	return places
+}
+
+// Scanned scans a body.
+func Scanned(body string) int {
+	s := newScan()
+	for i := 0; i < len(body); i += 32 << 10 {
+		_, _ = s.Write(unsafe.Slice(unsafe.StringData(body[i:]), min(len(body)-i, 32<<10)))
+	}
+	return s.input(openAITariff, 0)
 }

@@ -9,8 +9,8 @@ import (
 // [Quota]'s Requests and Input. A Quota has no limits per day; a refusal says if one is used up.
 var Gemini = Provider{
 	Estimate: func(r *http.Request) (Usage, error) {
-		input, a, err := asked(r)
-		return Usage{Input: input, Output: times(a.GenerationConfig.MaxOutputTokens, a.GenerationConfig.CandidateCount)}, err
+		input, a, err := asked(r, geminiTariff)
+		return Usage{Input: input, Output: times(a.most, a.times)}, err
 	},
 
 	// Limits are "requests per minute (RPM), tokens per minute (input) (TPM), requests per day (RPD)"

@@ -6,6 +6,8 @@ toolchain go1.26.6
 
 require (
 	example.com/leakybucket v0.0.0
+	github.com/andybalholm/brotli v1.2.0
+	github.com/klauspost/compress v1.20.1
 	github.com/prometheus/client_golang v1.25.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0

@@ -16,10 +16,11 @@ type Levels struct {
 type Call struct {
 	levels      *Levels
 	team, model string
-	asked       Usage // at most
-	likely      Usage // by Levels
-	estimate    Usage // likely, as the provider counts it
-	runsModel   bool  // else it costs a request's share
+	asked       Usage         // at most
+	likely      Usage         // by Levels
+	estimate    Usage         // likely, as the provider counts it
+	runsModel   bool          // else it costs a request's share
+	partial     *http.Request // whose body had not come when the call was estimated; nil: it had
 	meter       *Meter
 }
 
@@ -30,9 +31,21 @@ func (l *Levels) Call(team, model string, r *http.Request) (*Call, error) {
 	if l.Provider.Estimate == nil {
 		return c, nil
 	}
-	var err error
-	if c.asked, err = l.Provider.Estimate(r); err != nil {
+	if err := c.estimateFor(r); err != nil {
 		return nil, err
+	}
+	if p, ok := r.Body.(*peeked); ok && !p.whole {
+		partial := *r
+		c.partial = &partial
+	}
+	return c, nil
+}
+
+// estimateFor estimates the call by its request.
+func (c *Call) estimateFor(r *http.Request) (err error) {
+	l := c.levels
+	if c.asked, err = l.Provider.Estimate(r); err != nil {
+		return err
 	}
 	c.runsModel = c.asked.Input > 0 || c.asked.Output > 0
 	if c.runsModel && c.asked.Output == 0 && writesAnswer(r) {
@@ -40,7 +53,7 @@ func (l *Levels) Call(team, model string, r *http.Request) (*Call, error) {
 	}
 	c.likely = l.likely(c)
 	c.estimate = l.Provider.counted(c.likely)
-	return c, nil
+	return nil
 }
 
 // likely returns what a call is likely to take.
@@ -70,6 +83,9 @@ func (c *Call) Cost() int { return c.levels.Quota.Cost(c.estimate) }
 // Answers says that the answer to the call begins, and returns its Meter. A second answer, to a call that was sent again,
 // takes the place of the first.
 func (c *Call) Answers(status int, h http.Header) *Meter {
+	if c.partial != nil {
+		_ = c.estimateFor(c.partial) // It has not failed the first time. The body has passed by now.
+	}
 	c.meter = NewMeter(c.levels.Provider, status, h)
 	if c.levels.Provider.Estimate != nil {
 		c.meter.Asked(c.likely)
@@ -103,6 +119,9 @@ func (c *Call) Actual() int {
 	}
 	if u, ok := c.Counted(); ok {
 		return c.levels.Quota.Cost(u)
+	}
+	if c.meter != nil && c.partial != nil {
+		return c.Cost() // That of the whole body.
 	}
 	return -1
 }

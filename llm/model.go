@@ -2,6 +2,7 @@ package llm
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -11,14 +12,18 @@ import (
 // longestModel bounds the kept bytes of the name of a model, which a caller writes.
 const longestModel = 256
 
-// Model returns the model that a call names in its body, or in its path as Gemini, Bedrock and Azure have it; "" if it names none.
-func Model(r *http.Request, body []byte) string {
-	var named struct{ Model string }
-	_ = json.Unmarshal(body, &named) // A body that is no such object names none.
-	if named.Model == "" {
-		named.Model = modelInPath(r)
+// Model returns the model that a call names in its body, or in its path as Gemini, Bedrock and Azure have it; "" if it names none. Of
+// a body that has not come yet the first 1 MiB is read, which stays readable.
+func Model(r *http.Request) string {
+	if s, _, err := scanned(r); err == nil && s != nil && len(s.ask.model) > 0 {
+		var named string
+		if json.Unmarshal(fmt.Appendf(nil, `"%s"`, s.ask.model), &named) != nil { // It has been cut.
+			named = string(s.ask.model)
+		}
+		return named[:min(len(named), longestModel)]
 	}
-	return strings.Clone(named.Model[:min(len(named.Model), longestModel)]) // The rest would be kept with it.
+	name := modelInPath(r)
+	return strings.Clone(name[:min(len(name), longestModel)]) // The rest would be kept with it.
 }
 
 func modelInPath(r *http.Request) string {

@@ -19,9 +19,8 @@ import (
 // A stream of Chat Completions reports usage only if stream_options.include_usage is set.
 var OpenAI = Provider{
 	Estimate: func(r *http.Request) (Usage, error) {
-		input, a, err := asked(r)
-		most := max(a.MaxTokens, a.MaxCompletionTokens, a.MaxOutputTokens)
-		return Usage{Input: input, Output: times(most, max(a.N, a.BestOf))}, err
+		input, a, err := asked(r, openAITariff)
+		return Usage{Input: input, Output: times(a.most, a.times)}, err
 	},
 
 	// "Your rate limit is calculated as the maximum of max_tokens and the estimated number of tokens

@@ -24,7 +24,8 @@ import (
 type Provider struct {
 	// Estimate returns the most that a call may use, by the body of its request. It leaves the body
 	// readable, byte for byte. A request for which it returns an error is not sent, and fails with
-	// [shaper.ErrNegativeCost].
+	// [shaper.ErrNegativeCost]. Of a body without GetBody only the first 1 MiB is read before it is sent. The rest is scanned as
+	// it passes, so Estimate may be called again when it has passed, and returns what the whole asks for.
 	Estimate func(*http.Request) (Usage, error)
 
 	// Counted returns the part of a usage that counts towards the provider's limits, for example

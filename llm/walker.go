@@ -52,8 +52,10 @@ func newTree(places ...string) *tree {
 
 // child returns the node of a name within a node.
 func (t *tree) child(of int16, name []byte) int16 {
-	if n := t.next[edge{of, string(name)}]; n != nowhere {
-		return n
+	if of != nowhere {
+		if n := t.next[edge{of, string(name)}]; n != nowhere {
+			return n
+		}
 	}
 	return t.next[edge{anywhere, string(name)}]
 }
@@ -77,7 +79,7 @@ type walker struct {
 	on   finder
 
 	depth   int
-	nodes   [deepest + 1]int16 // of the objects and arrays around
+	nodes   [deepest + 1]int16 // of the objects around, and of the elements of the arrays around
 	isArray [deepest + 1]bool
 	value   int16 // the node of the next value of an object
 	isLost  bool  // the document is nested too deep
@@ -123,7 +125,10 @@ func (w *walker) between(p []byte) int {
 				w.isLost = true
 				return len(p)
 			}
-			w.nodes[w.depth], w.isArray[w.depth], w.wantsName = node, c == '[', true
+			if w.isArray[w.depth] = c == '['; w.isArray[w.depth] && node != nowhere {
+				node = w.tree.next[edge{node, "*"}]
+			}
+			w.nodes[w.depth], w.wantsName = node, true
 		case '}', ']':
 			w.depth, w.wantsName = max(0, w.depth-1), false
 		case ',':
@@ -144,7 +149,7 @@ func (w *walker) node() int16 {
 	case w.depth == 0:
 		return root
 	case w.isArray[w.depth]:
-		return w.tree.next[edge{w.nodes[w.depth], "*"}]
+		return w.nodes[w.depth]
 	}
 	return w.value
 }

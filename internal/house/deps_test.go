@@ -149,14 +149,14 @@ const nestedPolicy = `
 
 	# What language models count, and how they say it, is for whoever calls them: it knows a
 	# line, and no client library of a provider's. The gateway paces the calls of others as llm
-	# paces its own, and knows no server and no configuration.
-	llm: std shaper shaper/watch
+	# paces its own, and knows no server and no configuration. Clients compress their requests
+	# (Codex by zstd), and the standard library reads neither zstd nor brotli.
+	llm: std shaper shaper/watch github.com/andybalholm/brotli github.com/klauspost/compress/zstd
 
 	# The providers in memory know only what is counted.
 	llm/llmtest: std
 
-	# The one dependency of the module, Prometheus' client, is in a package of its own, which
-	# nobody else compiles.
+	# Prometheus' client is in a package of its own, which nobody else compiles.
 	llm/promledger: std github.com/prometheus/client_golang/prometheus
 	llm tests: github.com/prometheus/client_golang/prometheus/testutil
 

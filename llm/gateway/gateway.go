@@ -236,29 +236,28 @@ func (c *call) read(w http.ResponseWriter, r *http.Request) (err error) {
 		}
 		c.team = team
 	}
-	head, rest := []byte{}, r.Body
-	hasBody := rest != nil && rest != http.NoBody
+	head, rest := []byte{}, io.ReadCloser(nil)
+	hasBody := r.Body != nil && r.Body != http.NoBody
 	if c.isWhole = !hasBody; hasBody {
 		if head, c.isWhole, err = c.body.read(w, r, c.g.config.BodyTimeout); err != nil {
 			return err
 		}
 	}
-	whole := []byte(nil)
-	if c.isWhole {
-		whole = head
-	}
-	c.model = llm.Model(r, whole)
+	c.model = llm.Model(r)
 	if c.g, err = c.models.of(c.model, r); err != nil {
 		return err
 	}
 	if c.metered, err = c.g.levels.Call(c.team, c.model, r); err != nil {
 		return err
 	}
-	if c.isWhole {
-		rest = nil
-		c.body.keep(whole)
-	} else if c.body.hadNoRoom {
-		c.g.faults.note("there is no room for the bodies of calls, which are estimated by their length", 0)
+	switch {
+	case c.isWhole && hasBody:
+		c.body.keep(head)
+	case hasBody:
+		rest = llm.Rest(r)
+		if c.body.hadNoRoom {
+			c.g.faults.note("there is no room for the bodies of calls, which are estimated by their length", 0)
+		}
 	}
 	if hasBody {
 		r.Body = &sending{of: c.body, text: head, rest: rest}

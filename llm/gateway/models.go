@@ -30,6 +30,10 @@ func (m Models) Wrap(next http.Handler) http.Handler {
 	}
 	first := m[0].Gateway
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if isPreflight(r) {
+			next.ServeHTTP(w, r)
+			return
+		}
 		c := &call{models: m, g: first, request: r, arrived: time.Now(), body: &body{of: &first.config.Ledger.bodies}}
 		outer := r.Context()
 		// Handlers around this one may look at the request that they have made, as Caddy's do.
@@ -50,6 +54,12 @@ func (m Models) Wrap(next http.Handler) http.Handler {
 		c.line = l.line
 		l.ServeHTTP(w, r)
 	})
+}
+
+// isPreflight reports whether a browser asks whether a page may make a call (fetch.spec.whatwg.org, CORS-preflight request). The
+// browser sends no token with that, it is the provider's to answer, and it is no call: it neither waits nor counts.
+func isPreflight(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != ""
 }
 
 // of returns the gateway of a call's model. With an error it is the first.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"example.com/leakybucket/llm"
 	"example.com/leakybucket/shaper"
 )
 
@@ -130,7 +131,7 @@ func failureOf(r *http.Request, err error) failure {
 		return failure{http.StatusNotFound, unknown.told(), 0}
 	case errors.Is(err, errNoToken):
 		return failure{http.StatusUnauthorized, "The call has no valid token of the gateway.", 0}
-	case isTooLong:
+	case isTooLong, errors.Is(err, llm.ErrBomb):
 		return failure{http.StatusRequestEntityTooLarge, "The body of the call is too long.", 0}
 	case errors.Is(err, errNoRoom):
 		return failure{http.StatusServiceUnavailable, "There is no room for a body that comes so slowly.", soonest}

@@ -31,6 +31,7 @@ func TestATokenNamesItsTeamAndGoesNoFurther(t *testing.T) {
 	for _, c := range []struct{ field, value, path, team, passed string }{
 		{"Authorization", "Bearer secret", "/v1", "gold", "/v1"},
 		{"Authorization", "bearer next", "/v1", "gold", "/v1"},
+		{"Authorization", "Bearer  secret", "/v1", "gold", "/v1"}, // RFC 9110, section 11.4: 1*SP
 		{"X-Api-Key", "b", "/v1", "batch", "/v1"},
 		{"X-Goog-Api-Key", "b", "/v1", "batch", "/v1"},
 		{"Api-Key", "b", "/v1", "batch", "/v1"},
