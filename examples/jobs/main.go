@@ -61,7 +61,7 @@ func run(ctx context.Context, add int, args []string, out io.Writer) error {
 		return err
 	})
 	if err == nil {
-		_, err = fmt.Fprintf(out, "%d jobs left; %d times one went back into the queue\n", stats.Departed, stats.Refused)
+		_, err = fmt.Fprintf(out, "jobs that left: %d; times that one went back into the queue: %d\n", stats.Departed, stats.Refused)
 	}
 	return err
 }

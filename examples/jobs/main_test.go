@@ -25,6 +25,7 @@ import (
 	"go.uber.org/goleak"
 
 	"example.com/leakybucket/internal/model"
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/shaper"
 )
@@ -143,7 +144,9 @@ func serve(t *testing.T, queue, address string) *upstream {
 		require.GreaterOrEqual(t, time.Duration(at.UnixNano())-first, time.Duration(i)*interval-slack-clocks, "call %d is early", i)
 	}
 	require.Positive(t, u.back, "lines are shorter than the backlog")
-	t.Logf("%s: %d jobs in %v; %d times one went back", queue, jobs, time.Duration(u.called[jobs-1].UnixNano())-first, u.back)
+	took := time.Duration(u.called[jobs-1].UnixNano()) - first
+	require.Less(t, took, 3*jobs*interval, "slots pass unused")
+	t.Logf("%s: %d jobs in %v; %d times one went back", queue, jobs, took, u.back)
 	return u
 }
 
@@ -161,6 +164,7 @@ func TestRiverWorkersShareTheRateAndLoseNoJob(t *testing.T) {
 		sum((metadata->>'snoozes')::int) FROM river_job`).Scan(&done, &snoozes))
 	require.Equal(t, jobs, done, "a refusal is no attempt and no error")
 	require.Equal(t, u.back, snoozes)
+	tellsOfItsJobs(t, "river", url)
 }
 
 // Half of the jobs are on their last attempt from the start.
@@ -183,6 +187,22 @@ func TestAsynqWorkersShareTheRateAndLoseNoJob(t *testing.T) {
 	require.Equal(t, jobs, info.ProcessedTotal)
 	require.Zero(t, info.FailedTotal, "a refusal is no failure")
 	require.Zero(t, info.Size, "nothing is left, and nothing archived")
+	tellsOfItsJobs(t, "asynq", address)
+}
+
+// tellsOfItsJobs requires of a worker as a reader starts one that it says what it does, and leaves nothing behind.
+func tellsOfItsJobs(t *testing.T, queue, address string) {
+	t.Helper()
+	require.NoError(t, run(t.Context(), 1, []string{queue, address}, io.Discard))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out servers.Output
+	ended := make(chan error, 1) // for the one error
+	go func() { ended <- run(ctx, 0, []string{queue, address}, &out) }()
+	realtime.Until(t, func() bool { return out.String() != "" }, "the job has been done")
+	cancel()
+	require.NoError(t, <-ended)
+	require.Equal(t, "job 0\njobs that left: 1; times that one went back into the queue: 0\n", out.String())
 }
 
 func TestWrongArgumentsAreNamed(t *testing.T) {
