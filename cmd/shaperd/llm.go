@@ -46,7 +46,7 @@ team. --teams names a file of lines such as "gold: 9f86d0…", the name of a tea
 SHA-256 of its token: printf %s TOKEN | sha256sum. It is read again when it changes.
 
 The page is for browsers of this machine. --print prints a Caddyfile that does the same, for
-shaperd run. --demo shows it all with a provider in memory and ten clients.`,
+shaperd run. --demo shows it all with a provider in memory and ten teams.`,
 		Flags: llmFlags(),
 		Func:  inWords(llmCommand, serveLLM),
 	})
@@ -83,7 +83,7 @@ func llmFlags() *flag.FlagSet {
 	fs.Bool("forwarded", false, "tell the provider of the callers: X-Forwarded-For, -Host and -Proto, and Via")
 	fs.Var(&keepAlive{d: 15 * time.Second}, "keepalive", "`interval` of TCP keep-alive probes to callers that wait; nothing is sent within the connection before the answer")
 	fs.Bool("print", false, "print the Caddyfile, and end")
-	fs.Bool("demo", false, "serve a provider in memory and ten clients")
+	fs.Bool("demo", false, "serve a provider in memory and ten teams")
 	return fs
 }
 

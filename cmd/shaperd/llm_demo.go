@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -24,8 +25,16 @@ var demoQuota = map[string]map[string]string{
 	"":          {"requests": "500", "tokens": "90000"},
 }
 
-// demoTeams are the clients of the demonstration. The first sends many calls at once.
+// demoTeams are the clients of the demonstration.
 var demoTeams = [10]string{"batch", "gold", "chat", "search", "docs", "mail", "code", "sales", "legal", "ops"}
+
+// demoAtOnce are the calls at a time of teams that have more than one: batch more than its turns let through, and gold enough that
+// its weight is seen.
+var demoAtOnce = map[string]int{"batch": 40, "gold": 8}
+
+// demoStart is the time in which the clients of the demonstration begin. If all began at once, the chart would show their first
+// second for a minute, and nothing else.
+const demoStart = 10 * time.Second
 
 // demoDialect returns the provider in memory that stands for a provider.
 func demoDialect(provider string) llmtest.Dialect {
@@ -74,12 +83,11 @@ func demoLLM(f caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	for _, team := range demoTeams {
-		atOnce := 1
-		if team == demoTeams[0] {
-			atOnce = 40
-		}
-		for range atOnce {
-			go callForever(team, "http://"+o.listen, dialect)
+		for range cmp.Or(demoAtOnce[team], 1) {
+			go func() {
+				time.Sleep(rand.N(demoStart))
+				callForever(team, "http://"+o.listen, dialect)
+			}()
 		}
 	}
 	fmt.Print(o.welcome() + demoWords(&o, dialect))
@@ -152,7 +160,8 @@ func demoWords(o *llmOptions, d llmtest.Dialect) string {
 		return fmt.Sprintf("curl -sN 'http://%s%s' -H 'X-Team: you' -H 'Content-Type: application/json' -d '%s'", o.listen, r.URL.RequestURI(), body)
 	}
 	return fmt.Sprintf(`
-The provider is in memory. Ten clients call it: the team %s with 40 calls at a time, nine others with one.
+The provider is in memory. Ten teams call it: batch with %d calls at a time, gold, which has four turns where others have one, with %d,
+and eight more with one.
 Open the page, and take your turn among them:
 
   %s -w '\n%%{http_code} after %%{time_total} s\n'
@@ -160,5 +169,5 @@ Open the page, and take your turn among them:
   %s
 
 Your own: --upstream and --provider in place of --demo, and the quota of your account.
-`, demoTeams[0], curl(llmtest.Call{Most: 300}), curl(llmtest.Call{Most: 300, Stream: true}))
+`, demoAtOnce["batch"], demoAtOnce["gold"], curl(llmtest.Call{Most: 300}), curl(llmtest.Call{Most: 300, Stream: true}))
 }

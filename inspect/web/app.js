@@ -180,11 +180,11 @@ function showStory(figures) {
 
 /**
  * Whether requests are known to cost other than 1, so that the drain rate says nothing of how many leave; and
- * the cost of all in line, if that is known.
+ * the lines of the keys that take turns, if all are known.
  */
 function costsOf({ bucket: { reserved, given_back: back, charged, forfeited }, turns: of, quota: shared }) {
   const weighed = shared != null || costly || reserved + back + charged + forfeited > 0 || (of?.rows.some((row) => row.cost !== row.waiting) ?? false);
-  return { weighed, quota: shared ?? null, lineCost: of && of.others.waiting === 0 ? of.rows.reduce((sum, row) => sum + row.cost, 0) : null };
+  return { weighed, quota: shared ?? null, lines: of && of.others.waiting === 0 ? of.rows : null };
 }
 
 function showDetail(data) {

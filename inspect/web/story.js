@@ -1,7 +1,9 @@
 // One sentence that says what the bucket does just now, for those who see it for the
 // first time.
 
+import { nameOf } from "./dom.js";
 import { clock, count, duration, rate, several } from "./format.js";
+import { fromServer } from "./url.js";
 
 /** What the bucket, or all of a group, does at a point. closed: its source takes no more requests. */
 export function story(point, bucket, isBucket, closed) {
@@ -44,11 +46,30 @@ export function story(point, bucket, isBucket, closed) {
   }
   if (full) return `${fullLine} The others ${leave} in turn${pace}.`;
   if (weighed) {
-    const last = bucket.lineCost > 0 ? `; the last leaves in about ${duration(bucket.lineCost / drains)}` : "";
-    return `${several(point.waiting, "request")} ${wait}. They ${leave} in turn${pace}${last}.`;
+    const last = slowest(bucket.lines, drains);
+    return `${several(point.waiting, "request")} ${wait}. They ${leave} in turn${pace}${last && `; ${last}`}.`;
   }
   if (point.arrivals > drains * 1.05) return `A burst: more arrive than may leave, so the line grows. Requests ${leave} in turn${pace}.`;
-  return `The line drains: requests ${leave} in turn${pace}; the last ${would ? leave : "leaves"} in ${duration(point.waiting / drains)}.`;
+  const last = slowest(bucket?.lines, drains) || `the last ${would ? leave : "leaves"} in ${duration(point.waiting / drains)}`;
+  return `The line drains: requests ${leave} in turn${pace}; ${last}.`;
+}
+
+/**
+ * When the last request leaves of the key whose line takes longest, while others come and take their turns: by the share that
+ * the key has had in the last minute, if ten or more have left in it, or that its weight gives it if that is more. "" if no key is known to wait.
+ */
+function slowest(lines, drains) {
+  const left = lines?.reduce((sum, row) => sum + row.departed_sum, 0);
+  const weights = lines?.reduce((sum, row) => sum + (row.waiting > 0 || row.departed_sum > 0 ? row.weight ?? 1 : 0), 0);
+  let last = null;
+  for (const row of lines ?? []) {
+    if (row.waiting === 0) continue;
+    const takes = row.cost / (drains * Math.max(left >= 10 ? row.departed_sum / left : 0, (row.weight ?? 1) / weights));
+    if (!last || takes > last.takes) last = { row, takes };
+  }
+  if (!last) return "";
+  const of = lines.length > 1 ? ` of ${nameOf(fromServer(last.row.id))}` : "";
+  return `the last${of} leaves in about ${duration(last.takes)}`;
 }
 
 /** What decides how fast requests leave, in one sentence beside their rates. */

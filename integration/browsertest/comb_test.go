@@ -275,6 +275,21 @@ func TestTurnsAreShownWhereThereAreSome(t *testing.T) {
 	}
 }
 
+// While others take their turns, a long line drains at the share of its key alone.
+func TestTheLastOfALongLineWaitsForTheTurnsOfOthers(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "1/min depth 600", shaper.WithFairQueue(func(key string) int { return map[string]int{"gold": 3}[key] }))
+	require.True(t, u.For("gold").Allow())
+	s.lineUp(u, "long", 30)
+	s.lineUp(u, "gold", 3)
+	p := s.openPage(t, linkTo("source", "upstream"))
+	await(p, "the last of the long line", text("#story"), func(story string) bool {
+		found := regexp.MustCompile(`the last of long leaves in about (\d+) h`).FindStringSubmatch(story)
+		return found != nil && found[1] == "2"
+	})
+}
+
 func TestHostileKeysAreTextAmongTheTurns(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
