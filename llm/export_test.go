@@ -2,6 +2,7 @@ package llm
 
 import (
 	"net/http"
+	"strings"
 	"unsafe"
 )
 
@@ -53,6 +54,14 @@ func AskPlaces() (places [][3]string) {
 		places = append(places, [3]string{a.of, a.path, a.source})
 	}
 	return places
+}
+
+// HolderNames returns the names of what may hold a picture or the like.
+func HolderNames() (names []string) {
+	for _, h := range holders {
+		names = append(names, strings.TrimSuffix(strings.TrimPrefix(h.path, "**."), ".*"))
+	}
+	return names
 }
 
 // Scanned scans a body.

@@ -50,6 +50,10 @@ var holders = []struct{ of, path, source string }{
 	{"OpenAI, a document", "**.file_data", "platform.openai.com/docs/guides/pdf-files, 2026-11: a data URL"},
 	{"OpenAI: input_audio.data; Anthropic: source.data; Gemini: inlineData.data", "**.data", "platform.openai.com/docs/guides/audio, docs.claude.com/en/docs/build-with-claude/vision and pdf-support, ai.google.dev/gemini-api/docs/image-understanding, 2026-11"},
 	{"Bedrock, Converse: source.bytes", "**.bytes", "docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ImageSource.html, 2026-11"},
+	{"Bedrock: Titan, embeddings of pictures", "**.inputImage", "docs.aws.amazon.com/bedrock/latest/userguide/model-parameters-titan-embed-mm.html, 2026"},
+	{"Vertex AI, predict", "**.bytesBase64Encoded", "cloud.google.com/vertex-ai/generative-ai/docs/embeddings/get-multimodal-embeddings, 2026"},
+	{"Mistral, a document: a data URL", "**.document_url", "docs.mistral.ai/capabilities/document_ai, 2026"},
+	{"Mistral, sound", "**.input_audio", "docs.mistral.ai/capabilities/audio, 2026"},
 	{"Ollama", "**.images.*", "github.com/ollama/ollama, docs/api.md, 2026"},
 }
 

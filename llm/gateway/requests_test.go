@@ -1,8 +1,6 @@
 package gateway_test
 
 import (
-	"bytes"
-	"compress/gzip"
 	"encoding/base64"
 	"io"
 	"math/rand/v2"
@@ -51,26 +49,15 @@ func TestACompressedCall(t *testing.T) {
 	require.Equal(t, "gpt-5", g.last(t).Model)
 	require.Equal(t, gateway.Used{Input: 30_013, Output: 263}, g.last(t).Estimate)
 
-	for coding, bomb := range map[string]string{"zstd": packed(strings.Repeat("x", 65<<20)), "gzip": zipped(t, strings.Repeat("x", 65<<20))} {
-		before := g.line.Stats().Level
-		got = ""
-		r = posted(t, "/v1/responses", bomb)
-		r.Header.Set("Content-Encoding", coding)
-		w := g.call("gold", r)
-		require.Equal(t, http.StatusRequestEntityTooLarge, w.Code)
-		require.Contains(t, w.Body.String(), "The body of the call is too long")
-		require.Empty(t, got, "it is not sent")
-		require.LessOrEqual(t, g.line.Stats().Level, before)
-	}
-}
-
-func zipped(t testing.TB, text string) string {
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	_, err := io.WriteString(z, text)
-	require.NoError(t, err)
-	require.NoError(t, z.Close())
-	return b.String()
+	before := g.line.Stats().Level
+	got = ""
+	r = posted(t, "/v1/responses", packed(strings.Repeat("x", 65<<20)))
+	r.Header.Set("Content-Encoding", "zstd")
+	w := g.call("gold", r)
+	require.Equal(t, http.StatusRequestEntityTooLarge, w.Code)
+	require.Contains(t, w.Body.String(), "The body of the call is too long")
+	require.Empty(t, got, "it is not sent")
+	require.LessOrEqual(t, g.line.Stats().Level, before)
 }
 
 // A body that is longer than 1 MiB is scanned as it passes, so that a picture behind the first 1 MiB is none of text: what a call
