@@ -3,6 +3,7 @@ package inspect
 import (
 	"cmp"
 	"maps"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -14,11 +15,10 @@ import (
 )
 
 const (
-	turnSeconds = 60   // for how long back departures are told by key
-	turnKeys    = 64   // keys that are told by name: in line, and among the departures of each second
-	turnsShown  = 24   // keys that a stream tells of
-	turnsAhead  = 256  // requests in line that are looked at, to tell when keys leave
-	turnsKept   = 4096 // departures within a second whose keys are known
+	turnSeconds = 60  // for how long back departures are told by key
+	turnKeys    = 64  // keys that are told by name: in line, and among the departures of each second
+	turnsShown  = 24  // keys that a stream tells of
+	turnsAhead  = 256 // requests in line that are looked at, to tell when keys leave
 
 	// maxTurnKey is how many bytes of a key are told. Keys may be made up by clients, and a
 	// stream tells of them every second.
@@ -30,12 +30,12 @@ const (
 type turns struct {
 	s *shaper.Shaper
 
-	mu        sync.Mutex
-	recording *shaper.Recording // of departures; nil: nobody has looked of late
-	ended     bool              // the source is shown no longer: no recording may begin
-	askedAt   time.Time         // when somebody has last looked
-	noted     uint64            // departures of the recording that are in seconds
-	seconds   []turnSecond      // the latest, the oldest first
+	mu      sync.Mutex
+	isSeen  bool         // somebody has looked of late
+	ended   bool         // the source is shown no longer, and departures need not be asked for
+	askedAt time.Time    // when somebody has last looked
+	noted   uint64       // departures that are in seconds
+	seconds []turnSecond // the latest, the oldest first
 }
 
 // A turnSecond tells whose requests have left within a second.
@@ -65,8 +65,9 @@ func (t *turns) look(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.askedAt = now
-	if t.recording == nil && !t.ended {
-		t.recording, t.noted = t.s.Record(turnsKept), 0
+	if !t.isSeen && !t.ended {
+		t.isSeen = true
+		_, t.noted = t.s.Departures(math.MaxUint64)
 	}
 }
 
@@ -75,13 +76,13 @@ func (t *turns) sample(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case t.recording == nil:
+	case !t.isSeen:
 		return
 	case now.Sub(t.askedAt) > keepUnseen:
 		t.forgetLocked()
 		return
 	}
-	left, all := t.recording.Departures(t.noted)
+	left, all := t.s.Departures(t.noted)
 	second := secondOf(left, int(all-t.noted)-len(left))
 	t.noted = all
 	if len(t.seconds) == turnSeconds {
@@ -122,12 +123,7 @@ func (t *turns) end() {
 	t.forgetLocked()
 }
 
-func (t *turns) forgetLocked() {
-	if t.recording != nil {
-		t.recording.Stop()
-	}
-	t.recording, t.seconds = nil, nil
-}
+func (t *turns) forgetLocked() { t.isSeen, t.seconds = false, nil }
 
 // turnsView tells of the keys of a Shaper WithFairQueue in the form of the API.
 type turnsView struct {

@@ -6,18 +6,6 @@ import (
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
-// arrived are the parts of a request that a watcher is told.
-type arrived struct {
-	at, cost, deadline int64
-	kind               entryKind
-	verdict            *Verdict
-}
-
-// arrived returns the parts of a request that came at an instant.
-func (r *request) arrived(at int64) arrived {
-	return arrived{at, r.cost, r.deadline, r.kind, r.verdict}
-}
-
 // announce runs the hook that is to be told of a decision, and notes the Done channel
 // of the context of a request that waits. The lock is not held.
 func (r *request) announce(d *dispatcher, f *flow, dec decision) {

@@ -14,7 +14,6 @@ import (
 // companions are what few requests have beside them.
 type companions struct {
 	account account // nil: no ledger keeps one
-	ender   ender   // is told of the end of its wait; nil: nobody is
 	outlay  *outlay // nil: it costs nothing at further levels, and its turn costs the same
 }
 
@@ -69,20 +68,6 @@ func (r *request) takesTurn(d *dispatcher) {
 		o := r.outlay()
 		o.turn = d.further.turnOf(r.cost, &o.costs)
 	}
-}
-
-// An ender is told of the end of a request that has waited. The lock is held.
-type ender interface{ ended(waited int64, err error) }
-
-// tellEnd lets e be told of the end of a request that waits; nil: nobody is told.
-func (r *request) tellEnd(e ender) {
-	if e == nil {
-		return
-	}
-	if r.with == nil {
-		r.with = new(companions)
-	}
-	r.with.ender = e
 }
 
 // An account is kept for a request by the ledger of the bucket that it leaves. The lock is held when it is told

@@ -40,7 +40,7 @@ type dispatcher struct {
 	next    atomic.Int64 // when a head is to leave next; forever: no head is. Written under the lock, and read without it by the ticker
 	rearm   bool         // next must be published before the lock is released
 	phase   phase
-	watched bool    // the watcher is to be told of each decision
+	watched bool    // the watcher is to be told of requests that leave at once, too
 	served  bool    // the ticker counts it among those that have a line; changed under the ticker's lock, too
 	density float32 // only the ticker goroutine uses it; see noteDensity
 
@@ -108,13 +108,10 @@ type host interface {
 }
 
 // A watcher is told what becomes of the requests of a dispatcher, for those who look at it. It decides nothing.
-// Behind it are histograms, the latest refusals and recordings (watch.go). The lock is held when its methods are
+// Behind it are histograms, and the latest refusals and departures (watch.go, departures.go). The lock is held when its methods are
 // called.
 type watcher interface {
-	// decided is told of each decision, if dispatcher.watched is set. It returns who is to be told of the end of
-	// the request; nil: nobody, or the request does not wait.
-	decided(r arrived, key any, dec decision) ender
-	// left is told of each request that has left a line.
+	// left is told of each request that has left a line, and if dispatcher.watched is set of each other that has left.
 	left(at, waited, cost int64, key any)
 	// refused is told of each refusal, and returns its error if that is seen.
 	refused(at, cost int64, key any, why rejection, seen bool) error

@@ -82,8 +82,8 @@ func AuditRefusalsInto(s *Shaper, compared *atomic.Int64) {
 		due := s.waiting > 0 && s.flow.headMayLeave() <= now
 		want := s.judgeLocked(&s.flow, now, &r).refusal
 		if due || s.watched || now < s.clock || want != why || int(p.waiting) != s.flow.waiting() {
-			panic(fmt.Sprintf("refused without the lock at %d: %+v; with it, the clock at %d: %+v, a slot is due: %v, recorded: %v",
-				now, why, s.clock, want, due, s.watched))
+			panic(fmt.Sprintf("refused without the lock at %d: %+v; with it, the clock at %d: %+v, a slot is due: %v",
+				now, why, s.clock, want, due))
 		}
 		compared.Add(1)
 	}
@@ -92,8 +92,8 @@ func AuditRefusalsInto(s *Shaper, compared *atomic.Int64) {
 // RefusesWithoutLock reports whether something is published that refusals are made from.
 func RefusesWithoutLock(s *Shaper) bool { return s.published.Load() != nil }
 
-// LetPass makes a Recording that is full take so many arrivals, a multiple of its size, for past.
-func LetPass(r *Recording, arrivals uint64) { r.count += arrivals }
+// WatchesDepartures reports whether requests that leave at once are told of.
+func WatchesDepartures(s *Shaper) bool { return s.watched }
 
 // LockAt takes the lock as a call does that has read the clock long ago, and returns the
 // instant that it goes by. Instants are in nanoseconds since New.

@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -55,45 +56,108 @@ func TestTheLongestKeysAreFoundAmongMany(t *testing.T) {
 	}, shaper.WithFairQueue(func(key string) int { return strings.Count(key, "e") + 1 }))
 }
 
-// A recording of a Shaper WithFairQueue tells whose requests leave, also of those that came before
-// it began, and of each that Stats counts and of no other.
-func TestARecordingTellsWhoHasLeft(t *testing.T) {
+// Departures tell whose requests leave, also of those that came before somebody asked, and of each that
+// Stats counts and of no other.
+func TestDeparturesTellWhoHasLeft(t *testing.T) {
 	long := strings.Repeat("k", 300)
 	play(t, "10/s depth 20", func(g *stage) {
 		g.comes("z", "a1", "a2", "b1")
-		r := g.Record(3)
+		left, all := g.Departures(0)
+		require.Empty(t, left, "nobody had asked when z left")
+		require.Zero(t, all)
 		g.at(350 * ms)
 		g.comes("c1")
 		g.cancel("c1")
-		left, all := r.Departures(0)
+		left, all = g.Departures(all)
 		require.EqualValues(t, 3, all)
 		require.Equal(t, []watch.Departure{
 			{At: g.start.Add(100 * ms), Key: "a", Cost: 1}, {At: g.start.Add(200 * ms), Key: "b", Cost: 1}, {At: g.start.Add(300 * ms), Key: "a", Cost: 1},
 		}, left)
-		left, all = r.Departures(all)
-		require.Empty(t, left)
-		require.EqualValues(t, 3, all)
+		left, _ = g.Departures(2)
+		require.Equal(t, []watch.Departure{{At: g.start.Add(300 * ms), Key: "a", Cost: 1}}, left)
+		for _, since := range []uint64{all, all + 1, math.MaxUint64} {
+			left, same := g.Departures(since)
+			require.Empty(t, left)
+			require.Equal(t, all, same)
+		}
 		g.at(time.Second)
 		require.NoError(t, g.For(long).WaitN(context.Background(), 2), "the bucket is empty: it does not wait")
-		left, all = r.Departures(all)
+		require.False(t, g.For("d").Allow(), "it is refused")
+		left, all = g.Departures(all)
 		require.EqualValues(t, 4, all)
 		require.Equal(t, []watch.Departure{{At: g.start.Add(time.Second), Key: long[:256], Cost: 2}}, left)
-		left, _ = r.Departures(0)
-		require.Len(t, left, 3, "it keeps no more")
-		r.Stop()
-		require.NoError(t, g.For("d").Wait(context.Background()))
-		_, all = r.Departures(all)
-		require.EqualValues(t, 4, all)
-		require.EqualValues(t, 6, g.Stats().Departed, "z before, d afterwards")
+		require.EqualValues(t, 5, g.Stats().Departed, "with z")
 	}, shaper.WithFairQueue(nil))
 	play(t, "10/s depth 20", func(g *stage) {
-		r := g.Record(3)
+		_, _ = g.Departures(0)
 		g.comes("a1")
-		left, all := r.Departures(0)
+		left, all := g.Departures(0)
 		require.Empty(t, left, "it knows no keys")
-		require.Nil(t, g.Keys(3, watch.ByLength))
 		require.Zero(t, all)
 	})
+}
+
+// They are kept while somebody asks within a minute. Afterwards each departure costs what it costs without them.
+func TestDeparturesAreForgottenAMinuteAfterSomebodyAsked(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		leave := func(key string) {
+			t.Helper()
+			require.NoError(t, g.For(key).Wait(context.Background()))
+		}
+		keys := func(since uint64) (keys []string, all uint64) {
+			left, all := g.Departures(since)
+			for _, d := range left {
+				keys = append(keys, d.Key)
+			}
+			return keys, all
+		}
+		_, _ = g.Departures(0)
+		g.at(time.Minute)
+		leave("a")
+		got, all := keys(0)
+		require.Equal(t, []string{"a"}, got)
+
+		g.at(2*time.Minute + 1)
+		leave("b") // Nobody has asked for more than a minute.
+		require.False(t, shaper.WatchesDepartures(g.Shaper))
+		got, again := keys(0)
+		require.Empty(t, got)
+		require.Equal(t, all, again)
+		leave("c")
+		got, all = keys(again)
+		require.Equal(t, []string{"c"}, got)
+		require.Equal(t, again+1, all)
+
+		g.at(4 * time.Minute)
+		got, again = keys(0) // Nothing has left meanwhile, but nobody has asked either.
+		require.Empty(t, got)
+		require.Equal(t, all, again)
+	}, shaper.WithFairQueue(nil))
+}
+
+// The memory is bounded: there are the latest 4,096, also in a ring that is begun anew.
+func TestDeparturesAreTheLatest(t *testing.T) {
+	play(t, "inf", func(g *stage) {
+		all := uint64(0)
+		for _, n := range []int{4095, 4096, 4097, 9000} {
+			g.at(time.Since(g.start) + time.Hour)
+			_, begun := g.Departures(0)
+			require.Equal(t, all, begun)
+			for i := range n {
+				require.NoError(t, g.For(strconv.Itoa(i)).Wait(context.Background()))
+			}
+			left, now := g.Departures(0)
+			require.Equal(t, begun+uint64(n), now)
+			require.Len(t, left, min(n, 4096))
+			for i, d := range left {
+				require.Equal(t, strconv.Itoa(n-len(left)+i), d.Key)
+			}
+			left, _ = g.Departures(now - 2)
+			require.Equal(t, strconv.Itoa(n-2), left[0].Key)
+			require.Len(t, left, 2)
+			all = now
+		}
+	}, shaper.WithFairQueue(nil))
 }
 
 func TestTheOldestWaitIsThatOfAnyKey(t *testing.T) {

@@ -164,22 +164,21 @@ type keyShard[K comparable] struct {
 
 	// The lock of the dispatcher guards these.
 	observer
-	closedFlow   *keyedFlow[K]        // refuses all calls when the Group is closed; has no key; nil: none has come
-	unlimited    *keyedFlow[K]        // lets all calls leave; for keys that need no bucket and find no room for one; has no key; nil: none has come
-	table        keyed.Table[K, flow] // light: buckets that need not be remembered; see insertLocked
-	limitsCalls  map[K]*limitsCall
-	peakCalls    int // most calls that limitsCalls has had since it was made
-	plans        plans
-	unlimitedBy  Limits // of the latest call that was given unlimited
-	wheel        keyed.Wheel[K, flow]
-	sweepTimer   *keyed.Timer
-	reloads      int
-	overflowed   uint64
-	limitErrors  uint64
-	refusedKeys  *[keptRefusals]refusedKey[K] // of refusalRing; nil: none has been refused
-	recordingsOf map[K][]*Recording
-	overrides    keyed.Overrides[K, Limits] // by SetLimits
-	isAwaited    bool                       // it counts in groupDrain.awaits
+	closedFlow  *keyedFlow[K]        // refuses all calls when the Group is closed; has no key; nil: none has come
+	unlimited   *keyedFlow[K]        // lets all calls leave; for keys that need no bucket and find no room for one; has no key; nil: none has come
+	table       keyed.Table[K, flow] // light: buckets that need not be remembered; see insertLocked
+	limitsCalls map[K]*limitsCall
+	peakCalls   int // most calls that limitsCalls has had since it was made
+	plans       plans
+	unlimitedBy Limits // of the latest call that was given unlimited
+	wheel       keyed.Wheel[K, flow]
+	sweepTimer  *keyed.Timer
+	reloads     int
+	overflowed  uint64
+	limitErrors uint64
+	refusedKeys *[keptRefusals]refusedKey[K] // of refusalRing; nil: none has been refused
+	overrides   keyed.Overrides[K, Limits]   // by SetLimits
+	isAwaited   bool                         // it counts in groupDrain.awaits
 }
 
 // shards are the shards of a [Group], with or without overflow.

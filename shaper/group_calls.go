@@ -102,8 +102,8 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 	now := s.lockAndAdvance()
 	if kf = s.foundLocked(key, now, bucketFor(r)); kf != nil {
 		dec = s.decideLocked(&kf.Value, now, r)
-		if dec.event >= refusedEvent || s.watched { // Of those that leave at once there is nothing to note.
-			s.noteLocked(s, key, r, dec)
+		if dec.event >= refusedEvent { // Of those that leave at once there is nothing to note.
+			s.noteLocked(key, r, dec)
 		}
 		s.unlockAndArm()
 	} else {
@@ -133,7 +133,7 @@ func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFl
 			in.overflowed++
 		}
 		dec = in.decideLocked(&kf.Value, now, r)
-		s.noteLocked(in, key, r, dec)
+		in.noteLocked(key, r, dec)
 	})
 	if err != nil {
 		return nil, nil, s.failed(key, r, err)
@@ -148,21 +148,15 @@ func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFl
 //go:noinline
 func (s *keyShard[K]) askBucketFor(key K, kf *keyedFlow[K], r *request) decision {
 	asked := *r // The level keeps it, and r is on the stack of its call.
-	dec := kf.Value.remote().ask(&asked, func(_ int64, dec decision) { s.noteLocked(s, key, &asked, dec) })
+	dec := kf.Value.remote().ask(&asked, func(_ int64, dec decision) { s.noteLocked(key, &asked, dec) })
 	*r = asked
 	return dec
 }
 
-// noteLocked notes the key of a request that has been refused, and the request, if its key
-// is recorded. in is the shard that has the bucket; its lock and the lock of s are held.
-func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decision) {
+// noteLocked notes the key of a request that has been refused. The lock is held.
+func (s *keyShard[K]) noteLocked(key K, r *request, dec decision) {
 	if dec.event == refusedEvent || r.verdict != nil && r.verdict.Err != nil {
-		in.keepRefusedKeyLocked(key)
-	}
-	if s.watched {
-		if a := in.record(s.recordingsOf[key], r.arrived(in.clock), dec); a != nil {
-			r.tellEnd(a)
-		}
+		s.keepRefusedKeyLocked(key)
 	}
 }
 

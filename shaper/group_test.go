@@ -389,7 +389,7 @@ func (st *keyStorm) blow() {
 	w := looker{fault: st.fault}
 	st.meddle(func() {
 		key := stormKeys[rand.N(len(stormKeys))]
-		w.look(st.g, func(most int) []watch.Waiter { return st.g.Limiter(key).Line(most) }, func(most int) *shaper.Recording { return st.g.Record(key, most) })
+		w.look(st.g, func(most int) []watch.Waiter { return st.g.Limiter(key).Line(most) })
 		_ = st.g.SetLimits(key, stormLimits[rand.N(len(stormLimits))])
 		_ = st.g.ResetLimits(stormKeys[rand.N(len(stormKeys))])
 	})

@@ -420,13 +420,12 @@ type watched interface {
 // A watch looks at all that is told while a storm blows, from one goroutine, and says what
 // cannot be.
 type looker struct {
-	fault     func(format string, args ...any)
-	waits     uint64 // the most that a Histogram has counted so far
-	recording *shaper.Recording
+	fault func(format string, args ...any)
+	waits uint64 // the most that a Histogram has counted so far
 }
 
-// look takes one look. line and record are the methods of the Shaper or of a key.
-func (w *looker) look(at watched, line func(int) []watch.Waiter, record func(int) *shaper.Recording) {
+// look takes one look. line is the method of the Shaper or of a key.
+func (w *looker) look(at watched, line func(int) []watch.Waiter) {
 	before := w.waits
 	h := at.Histograms()
 	w.waits = h.Wait.Count()
@@ -445,19 +444,6 @@ func (w *looker) look(at watched, line func(int) []watch.Waiter, record func(int
 		if len(waiters) > most || waiter.Cost < 1 || waiter.Leaves.Before(waiter.Since) || i > 0 && waiter.Leaves.Before(waiters[i-1].Leaves) {
 			w.fault("in line are %+v", waiters)
 		}
-	}
-	if w.recording == nil {
-		w.recording = record(1 + rand.N(50))
-		return
-	}
-	for i, a := range w.recording.Arrivals() {
-		if i >= 50 || a.Cost < 1 || a.Waited < 0 || !a.Done && (a.Err != nil || a.Allow) {
-			w.fault("arrival %d is %+v", i, a)
-		}
-	}
-	if rand.N(3) == 0 {
-		w.recording.Stop()
-		w.recording = nil
 	}
 }
 

@@ -20,9 +20,9 @@ import (
 //
 //   - takeOutcome and reservation.settleUnchanged change nothing that is in a view. (At a bound takeOutcome moves
 //     an instant at which the level was 0 up to now, and a view has a copy.)
-//   - The methods of a parker, [Recording.Arrivals], and shaperLimiter.stats only read.
-//   - seat.release is called only if there is a cap, and [Recording.Stop] only if there is a
-//     Recording. For these, and for a Shaper with a [shared.Bucket], no view is published.
+//   - The methods of a parker and shaperLimiter.stats only read.
+//   - seat.release is called only if there is a cap. With one, and for a Shaper with a [shared.Bucket], no view is
+//     published.
 type publication struct {
 	view
 	at     int64 // when it was published
@@ -55,7 +55,7 @@ func (s *Shaper) publishAfterLocked(now, n int64) {
 // published; nil if something is in force for which refusals need the lock.
 func (s *Shaper) publicationLocked(now, n int64) *publication {
 	f := &s.flow
-	if !s.plain || s.ordered || s.watched || f.capped() || s.phase != open {
+	if !s.plain || s.ordered || f.capped() || s.phase != open {
 		return nil
 	}
 	if s.stripes == nil {

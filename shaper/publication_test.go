@@ -126,24 +126,6 @@ func newRefusing(t *testing.T) *shaper.Shaper {
 	return s
 }
 
-// A Recording that begins while calls are refused without the lock has all that come from then on.
-func TestARecordingMissesNoRefusal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newRefusing(t)
-		recording := s.Record(4)
-		require.False(t, shaper.RefusesWithoutLock(s))
-		for range 2 * shaper.PublishAfter {
-			require.False(t, s.Allow())
-			require.False(t, shaper.RefusesWithoutLock(s))
-		}
-		arrivals := recording.Arrivals()
-		require.Len(t, arrivals, 4)
-		for _, a := range arrivals {
-			require.ErrorIs(t, a.Err, shaper.ErrQueueFull)
-		}
-	})
-}
-
 // A call that is refused does not wait for somebody who has the lock.
 func TestARefusalWaitsForNoLock(t *testing.T) {
 	s := newRefusing(t)

@@ -207,8 +207,8 @@ func (s *Shaper) enter(r *request) decision {
 	} else {
 		s.inRow = 0
 	}
-	if s.watched {
-		r.tellEnd(s.watcher.decided(r.arrived(now), r.key, dec))
+	if s.watched && dec.event == departedEvent {
+		s.watcher.left(now, 0, r.cost, r.key)
 	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
@@ -229,8 +229,8 @@ func (s *Shaper) enter(r *request) decision {
 func (s *Shaper) askAndAnnounce(r *request) decision {
 	asked := *r // The level keeps it, and r is on the stack of its call.
 	dec := s.flow.remote().ask(&asked, func(now int64, dec decision) {
-		if s.watched {
-			asked.tellEnd(s.watcher.decided(asked.arrived(now), asked.key, dec))
+		if s.watched && dec.event == departedEvent {
+			s.watcher.left(now, 0, asked.cost, asked.key)
 		}
 	})
 	*r = asked

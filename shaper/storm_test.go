@@ -305,7 +305,15 @@ func (st *shaperStorm) blow() {
 	st.meddleWith(func() meddled { return st.s })
 	st.meddle(st.looks(st.s.Stats))
 	w := looker{fault: st.fault}
-	st.meddle(func() { w.look(st.s, st.s.Line, st.s.Record) })
+	st.meddle(func() { w.look(st.s, st.s.Line) })
+	since := uint64(0)
+	st.meddle(func() {
+		left, all := st.s.Departures(since)
+		if uint64(len(left)) > all-since {
+			st.fault("%d departures since %d are %d", all, since, len(left))
+		}
+		since = all
+	})
 }
 
 // A storm over a great line: Close wakes all of it and returns when the ticker has

@@ -118,9 +118,6 @@ func (d *dispatcher) endedLocked(f *flow, r *request, at int64, dec *decision) {
 	case abandonedEvent:
 		f.countAbandonment(d.totals, r.entered)
 	}
-	if r.with != nil && r.with.ender != nil {
-		r.with.ender.ended(waited, dec.err)
-	}
 }
 
 // rejectInLineLocked counts a request that was refused while it waited, and returns its error.

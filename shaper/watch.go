@@ -10,13 +10,13 @@ import (
 	"example.com/leakybucket/shaper/watch"
 )
 
-// An observer is the watcher of a [Shaper], or of a shard of a [Group]: it keeps histograms, the latest refusals,
-// and recordings.
+// An observer is the watcher of a [Shaper], or of a shard of a [Group]: it keeps histograms, and the latest refusals
+// and departures.
 type observer struct {
 	measures    *measures          // nil: no request has waited yet
 	refusalRing *refusalRing       // nil: no request has been refused yet
 	keysRefused *[keptRefusals]any // the keys of refusalRing; nil: requests have no keys that it knows
-	recordings  []*Recording       // of a Shaper
+	departures  *latestDepartures  // nil: nobody has asked for them yet
 }
 
 // refused remembers a refusal.
@@ -35,23 +35,14 @@ func (o *observer) refused(at, cost int64, key any, why rejection, seen bool) er
 	return ring.newError(why)
 }
 
-// left counts for how long a request has waited, and tells the recordings that it has left.
+// left counts for how long a request has waited, and keeps its departure if somebody asks for departures.
 func (o *observer) left(at, waited, cost int64, key any) {
 	if waited > 0 {
 		countIn(o.measuresLocked().waits[:], lowestWait, time.Duration(waited).Seconds())
 	}
-	o.recordLeft(at, cost, key)
-}
-
-// decided adds a request to the recordings of a [Shaper], with the decision.
-func (o *observer) decided(a arrived, key any, dec decision) (e ender) {
-	if a := o.record(o.recordings, a, dec); a != nil {
-		e = a
+	if o.departures != nil {
+		o.departures.add(at, cost, key)
 	}
-	if dec.event == departedEvent {
-		o.recordLeft(a.at, a.cost, key)
-	}
-	return e
 }
 
 // A refusalRing holds the latest refusals. A dispatcher gets one with its first refusal.
@@ -277,15 +268,12 @@ func (s *keyShard[K]) keepRefusedInLine(key K, r *request, at int64, err error) 
 	}
 }
 
-// noteFailed remembers a call that got no bucket, with its error. The lock is not held.
+// noteFailed remembers the refusal of a call that got no bucket. Any other error is none. The lock is not held.
 func (s *keyShard[K]) noteFailed(key K, r *request, err error) {
-	now := s.lockAndAdvance()
-	defer s.unlockAndArm()
 	if rejected, ok := err.(*RejectError); ok {
+		now := s.lockAndAdvance()
+		defer s.unlockAndArm()
 		s.refused(now, r.cost, nil, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter}, false)
 		s.keepRefusedKeyLocked(key)
-	}
-	if s.watched {
-		s.record(s.recordingsOf[key], r.arrived(now), decision{err: err, event: refusedEvent})
 	}
 }

@@ -26,7 +26,7 @@ var readingOrder = strings.Fields(`
 	bucket queue flow dispatcher linetimeout inflight decide announce ticker wait shutdown shaper
 	change limits_text
 	group group_limits group_table group_calls group_change group_shutdown
-	histogram watch recording stats publication snapshot
+	histogram departures watch stats publication snapshot
 	limiter chain key
 	block dryrun reservations reserve fair meters
 	shared_options shared_levels shared_flow shared_pump shared_meter
@@ -43,7 +43,7 @@ var featureFiles = map[string][]string{
 	"dry run":       {"dryrun"},
 	"fair queueing": {"fair"},
 	"meters":        {"meters"},
-	"recordings":    {"recording"},
+	"departures":    {"departures"},
 	"reservations":  {"reserve", "reservations"},
 	"shared levels": {"shared_options", "shared_flow", "shared_meter", "shared_pump", "shared_levels"},
 }

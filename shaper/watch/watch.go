@@ -54,7 +54,7 @@ type Refusal struct {
 	Key        any // the request's key in a Group, or in a Shaper WithFairQueue (a string); nil in another Shaper
 }
 
-// A Departure is a request that left while a Recording was made of a Shaper WithFairQueue.
+// A Departure is a request that has left a Shaper WithFairQueue, as Departures shows it.
 type Departure struct {
 	At   time.Time // when its slot was handed out
 	Key  string    // at most 256 bytes: the rest of a longer key is cut off
