@@ -105,6 +105,7 @@ func (o *options) newMeters(d *dispatcher) furtherLevels {
 	}
 	m := &meters{d: d, as: o.meters, further: make([]bucket, len(o.meters)), outlays: make(map[*waiter]*outlay)}
 	for i := range m.as {
+		m.names = append(m.names, m.as[i].Name)
 		m.further[i].plan = planOfMeter(m.as[i])
 	}
 	return m
@@ -120,6 +121,7 @@ func planOfMeter(m Meter) *plan {
 type meters struct {
 	d       *dispatcher
 	f       *flow
+	names   []string // never changed
 	as      []Meter  // as they were given
 	further []bucket // that have their levels
 
@@ -261,7 +263,8 @@ func (m *meters) slot(head *waiter) (slot exact.Nanos, level int, isDue bool) {
 		if n == 0 {
 			continue
 		}
-		if due := b.due(n); b.interval.IsAfter(due, slot, m.at(level).interval) {
+		// Fractions of two levels need not be compared: within one nanosecond either may decide.
+		if due := b.due(n); due.Ceil() > slot.Ceil() || i == level && due.After(slot) {
 			slot, level, isDue = due, i, true
 		}
 	}

@@ -109,6 +109,26 @@ func FuzzBoundedModel(f *testing.F) {
 	})
 }
 
+// TestMetersModel is TestModel for scripts whose calls have costs at two or three levels.
+func TestMetersModel(t *testing.T) {
+	t.Parallel()
+	budget := rounds(6_000, 200_000, 1_000_000)
+	done := 0
+	for seed := uint64(1); done < budget; seed++ {
+		script, want := model.RandomMetered(rand.New(rand.NewPCG(seed, 41)))
+		done += len(script.Ops)
+		requireAgreement(t, script, want, "seed %d", seed)
+	}
+}
+
+// FuzzMetersModel is TestMetersModel with the script's choices taken from the input.
+func FuzzMetersModel(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		script, want := model.MeteredFromBytes(data)
+		requireAgreement(t, script, want, "%d bytes", len(data))
+	})
+}
+
 // requireAgreement plays a script on a Shaper, and shows the shortest part of it
 // on which the Shaper and the model disagree.
 func requireAgreement(t *testing.T, script model.Script, want []model.Answer, of string, args ...any) {
@@ -120,12 +140,12 @@ func requireAgreement(t *testing.T, script model.Script, want []model.Answer, of
 	}
 }
 
-// TestModelTellsMistakes tests the checker: each of 40 mistakes must show
+// TestModelTellsMistakes tests the checker: each of 54 mistakes must show
 // within 100,000 operations, on scripts on which the model without it agrees with
 // the shaper.
 func TestModelTellsMistakes(t *testing.T) {
 	t.Parallel()
-	require.Len(t, model.Mistakes(), 40)
+	require.Len(t, model.Mistakes(), 54)
 	// These show in one script of some hundreds, so the search begins with such a script.
 	first := map[model.Mistake]uint64{model.StaleRefund: 244, model.CapIgnored: 481, model.HeadPushedLate: 430}
 	for _, mistake := range model.Mistakes() {
@@ -135,6 +155,8 @@ func TestModelTellsMistakes(t *testing.T) {
 			for seed := max(1, first[mistake]); done < 100_000; seed++ {
 				compose := model.Random
 				switch {
+				case mistake.IsOfMeters():
+					compose = model.RandomMetered
 				case mistake.IsOfBounds():
 					compose = model.RandomBounded
 				case mistake.IsOfFair():

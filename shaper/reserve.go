@@ -82,7 +82,8 @@ func (s *Shaper) reserveAll(ctx context.Context, key any, estimates []int, kind 
 		moreNumbers
 	}
 	v := &all.reservation
-	v.estimate, v.with.account, v.with.outlay, v.numbers = n, v, &all.outlay, &all.moreNumbers
+	v.estimate, v.d, v.f = n, &s.dispatcher, &s.flow
+	v.with.account, v.with.outlay, v.numbers = v, &all.outlay, &all.moreNumbers
 	all.outlay.costs = more
 	r := &request{ctx: ctx, key: key, cost: n, kind: kind, tellsEnd: true, with: &v.with}
 	_, err = s.wait(r)

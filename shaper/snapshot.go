@@ -31,10 +31,20 @@ func (s *Shaper) Snapshot() ([]byte, error) {
 	s.mustBeMade()
 	s.lockFlow(&s.flow)
 	copied := s.flow.copy()
+	m := s.meters()
+	meters := make([]bucketCopy, len(m.further))
+	for i := range m.further {
+		meters[i] = m.further[i].copy()
+	}
 	s.unlockAndArm()
 	at := time.Now()
 	bucket, _ := copied.saved(s.instantOf(at))
-	return json.Marshal(savedShaper{savedHead: headOf(snapshotOfShaper, at), savedBucket: bucket})
+	saved := savedShaper{savedHead: headOf(snapshotOfShaper, at), savedBucket: bucket}
+	for i := range meters {
+		level, _ := meters[i].saved(s.instantOf(at))
+		saved.Meters = append(saved.Meters, savedMeter{m.names[i], level})
+	}
+	return json.Marshal(saved)
 }
 
 // Restore raises the level to the rest of the level in a snapshot of [Shaper.Snapshot]. From
@@ -58,13 +68,29 @@ func (s *Shaper) Restore(data []byte) error {
 	if err := decodeSnapshot(data, snapshotOfShaper, &saved); err != nil {
 		return err
 	}
-	level, err := make(levelReader).read(&saved.savedBucket)
+	reader, at := make(levelReader), time.Now()
+	level, err := reader.read(&saved.savedBucket)
 	if err != nil {
 		return damaged(err)
 	}
-	level.since(saved.Taken, time.Now(), &s.dispatcher)
+	level.since(saved.Taken, at, &s.dispatcher)
+	meters := make(map[string]restoredLevel)
+	for i := range saved.Meters {
+		read, err := reader.read(&saved.Meters[i].savedBucket)
+		if err != nil {
+			return damaged(err)
+		}
+		read.since(saved.Taken, at, &s.dispatcher)
+		meters[saved.Meters[i].Name] = read
+	}
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
+	for i, m := 0, s.meters(); i < len(m.further); i++ {
+		if read, ok := meters[m.names[i]]; ok {
+			m.further[i].idleUntil(now)
+			read.raise(&m.further[i], now)
+		}
+	}
 	level.restore(&s.dispatcher, &s.flow, now)
 	return nil
 }
@@ -90,6 +116,13 @@ func headOf(what string, at time.Time) savedHead {
 type savedShaper struct {
 	savedHead
 	savedBucket
+	Meters []savedMeter `json:"meters,omitempty"`
+}
+
+// savedMeter is the bucket that has the level of a [Meter].
+type savedMeter struct {
+	Name string `json:"name"`
+	savedBucket
 }
 
 // savedBucket is a bucket in a snapshot, when that was taken.
@@ -112,8 +145,14 @@ type bucketCopy struct {
 
 // copy returns the bucketCopy of a flow.
 func (f *flow) copy() bucketCopy {
-	c := f.bucket.coldOrNone()
-	return bucketCopy{f.bucket.plan, f.bucket.empty, f.bucket.roundedUpBy(), c.hold.Whole(), f.keptOutUntil()}
+	c := f.bucket.copy()
+	c.hold, c.block = f.bucket.coldOrNone().hold.Whole(), f.keptOutUntil()
+	return c
+}
+
+// copy returns the bucketCopy of a bucket, without what keeps the flow.
+func (b *bucket) copy() bucketCopy {
+	return bucketCopy{plan: b.plan, empty: b.empty, roundedUpBy: b.roundedUpBy()}
 }
 
 // saved returns the bucket as it is at an instant, if no request has left since it was
@@ -196,10 +235,7 @@ func (r *restoredLevel) since(taken, at time.Time, d *dispatcher) {
 // restore raises the level of a flow to the rest of the restored level, and makes its hold and
 // its block last as long as the restored ones. The lock is held.
 func (r *restoredLevel) restore(d *dispatcher, f *flow, now int64) {
-	if l := f.bucket.ledger(); l != nil {
-		l.rises(&f.bucket, exact.At(now), false)
-	}
-	f.bucket.restore(r)
+	r.raise(&f.bucket, now)
 	if remaining := r.held - r.age; remaining > 0 {
 		d.holdUntilLocked(f, now, exact.Sum(r.now, remaining))
 	}
@@ -211,6 +247,14 @@ func (r *restoredLevel) restore(d *dispatcher, f *flow, now int64) {
 	}
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)
+}
+
+// raise is restore for the level of a bucket alone.
+func (r *restoredLevel) raise(b *bucket, now int64) {
+	if l := b.ledger(); l != nil {
+		l.rises(b, exact.At(now), false)
+	}
+	b.restore(r)
 }
 
 // restore raises the level to the rest of a restored level, unless the level is higher already.

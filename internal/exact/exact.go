@@ -45,16 +45,6 @@ func (a Nanos) After(b Nanos) bool {
 	return a.whole > b.whole || a.whole == b.whole && a.part > b.part
 }
 
-// IsAfter reports whether the instant a is later than b, which is used with another interval.
-func (i Interval) IsAfter(a, b Nanos, of Interval) bool {
-	if a.whole != b.whole {
-		return a.whole > b.whole
-	}
-	high, low := bits.Mul64(a.part, of.den)
-	otherHigh, otherLow := bits.Mul64(b.part, i.den)
-	return high > otherHigh || high == otherHigh && low > otherLow
-}
-
 // Ceil returns a rounded up to a nanosecond. A clock that counts nanoseconds shows that reading
 // first after the instant a has come.
 func (a Nanos) Ceil() int64 {

@@ -71,6 +71,11 @@ func RandomBounded(chance *rand.Rand) (Script, []Answer) {
 	return compose(&source{chance: chance}, bounded)
 }
 
+// RandomMetered is Random for a script with two or three levels.
+func RandomMetered(chance *rand.Rand) (Script, []Answer) {
+	return compose(&source{chance: chance}, metered)
+}
+
 // FromBytes composes a script whose choices are the bytes of a fuzz input, and
 // returns it with the model's answers.
 func FromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, plain) }
@@ -81,6 +86,9 @@ func FairFromBytes(data []byte) (Script, []Answer) { return compose(&source{data
 // BoundedFromBytes is FromBytes for a script with bounds.
 func BoundedFromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, bounded) }
 
+// MeteredFromBytes is FromBytes for a script with two or three levels.
+func MeteredFromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, metered) }
+
 // A kind says which options the bucket of a script has.
 type kind int
 
@@ -88,21 +96,22 @@ const (
 	plain   kind = iota
 	fair         // WithFairQueue
 	bounded      // WithLineTimeout, and one in four WithFairQueue, too
+	metered      // WithMeters, and one in three WithFairQueue, and one in three WithLineTimeout
 )
 
 // compose writes a script by the choices of src. If its outcome is open at an
 // operation, the script ends before that operation.
 func compose(src *source, of kind) (Script, []Answer) {
 	c := &composer{source: src}
-	c.script.Bounded = of == bounded
-	if c.script.Fair = of == fair || of == bounded && c.oneIn(4); c.script.Fair {
+	c.script.Bounded = of == bounded || of == metered && c.oneIn(3)
+	if c.script.Fair = of == fair || of == bounded && c.oneIn(4) || of == metered && c.oneIn(3); c.script.Fair {
 		c.weights = [][]int{{1}, {1, 2, 3, 10}, {0, 7, 1000, 5000}}[c.below(3)]
 		c.costs = 1 + c.below(8)
 		if c.tight = c.oneIn(3); c.tight {
 			c.weights = []int{1, 2, 3, 5}
 		}
 	}
-	c.script.DryRun = c.script.Bounded && !c.script.Fair && c.oneIn(4)
+	c.script.DryRun = of == bounded && !c.script.Fair && c.oneIn(4)
 	c.capped = c.oneIn(3)
 	c.reserves = c.oneIn(2) && !c.script.DryRun
 	c.script.Limits = c.limits()
@@ -111,6 +120,9 @@ func compose(src *source, of kind) (Script, []Answer) {
 	}
 	if c.script.Bounded && !c.oneIn(3) {
 		c.script.Timeout = c.timeout()
+	}
+	if of == metered {
+		c.script.Meters = c.meters()
 	}
 	c.model = newSimulator(c.script, NoMistake)
 	c.crowd = []time.Duration{1, 1, 3, 30}[c.below(4)]
@@ -150,12 +162,16 @@ func compose(src *source, of kind) (Script, []Answer) {
 	}
 }
 
-// step returns the time that one unit takes, as a measure of gaps.
+// step returns the time that one unit takes, as a measure of gaps; of several levels the longest.
 func (c *composer) step() time.Duration {
-	if c.model.interval.Sign() == 0 {
+	longest := c.model.interval
+	for _, l := range c.model.more {
+		longest = later(longest, l.interval)
+	}
+	if longest.Sign() == 0 {
 		return time.Millisecond
 	}
-	return saturated(seen(c.model.interval))
+	return saturated(seen(longest))
 }
 
 func (c *composer) limits() shaper.Limits {
@@ -261,6 +277,7 @@ func (c *composer) op() Op {
 	if c.reserves && c.oneIn(4) {
 		o.Kind, o.Target = OpSettle, c.ended(OpReserve, ahead.unsettled)
 		o.N = c.actual(o.Target)
+		c.actualsOf(&o)
 		return o
 	}
 	if c.script.Bounded && !c.script.Fair && !c.script.DryRun && c.oneIn(8) {
@@ -274,12 +291,17 @@ func (c *composer) op() Op {
 		c.context(&o, &ahead)
 		return o
 	}
+	if len(c.script.Meters) > 0 && c.oneIn(10) {
+		c.meterOp(&o, ahead.saves)
+		return o
+	}
 	switch k := c.below(108); {
 	case k < 48:
 		o.Kind, o.N = c.entrance(), c.cost()
 		if o.Kind == OpReserve && c.oneIn(2) {
 			o.N = 1 + int(c.below(8))
 		}
+		c.costsOf(&o)
 		c.context(&o, &ahead)
 	case k < 56:
 		o.Kind, o.N = OpAllow, c.cost()
@@ -303,10 +325,12 @@ func (c *composer) op() Op {
 		}
 	case k >= 106:
 		o.Kind, o.N = OpAtMost, int(c.below(int64(c.model.burst())+3))-1
+		c.leftOf(&o)
 	case k < 104 || len(c.script.Ops) < 15:
 		calls := slices.Concat(ahead.line, ahead.stopping)
 		if c.crowd > 1 && (len(calls) == 0 || c.oneIn(2)) {
 			o.Kind, o.N = c.entrance(), c.cost()
+			c.costsOf(&o)
 			break
 		}
 		o.Kind, o.Target = OpCancel, -1
@@ -397,10 +421,10 @@ func (c *composer) hold() time.Duration {
 // context gives a call an end of its context: a deadline near its departure, a
 // deadline that is only announced, or an end that only Err tells.
 func (c *composer) context(o *Op, ahead *simulator) {
-	if o.N <= 0 && !c.oneIn(4) {
+	if o.N <= 0 && len(o.More) == 0 && !c.oneIn(4) {
 		return
 	}
-	if wait := ahead.waits(max(o.N, 0))[len(ahead.line)]; wait < year {
+	if wait := ahead.waits(&Op{N: max(o.N, 0), More: o.More})[len(ahead.line)]; wait < year {
 		leaves := o.At + wait
 		switch c.below(16) {
 		case 0:

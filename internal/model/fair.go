@@ -67,7 +67,7 @@ func (t *turns) share(p *payer, costs *big.Int) *big.Rat {
 func (t *turns) tag(p *payer, k int) *big.Rat {
 	costs := new(big.Int).Set(p.cost)
 	for _, w := range p.line[:k] {
-		costs.Add(costs, big.NewInt(int64(w.N)))
+		costs.Add(costs, big.NewInt(w.pays()))
 	}
 	tag := t.share(p, costs)
 	return tag.Add(tag, p.base)
@@ -129,7 +129,7 @@ func (w *waiter) weight() int { return min(max(w.Weight, 1), 1000) }
 func (t *turns) depart(p *payer) *waiter {
 	w := p.line[0]
 	t.paid = later(t.paid, t.turn(p))
-	p.cost = new(big.Int).Add(p.cost, big.NewInt(int64(w.N)))
+	p.cost = new(big.Int).Add(p.cost, big.NewInt(w.pays()))
 	t.drop(w)
 	return w
 }
@@ -151,7 +151,7 @@ func (t *turns) drop(w *waiter) {
 // giveUp takes a request out that has not left.
 func (t *turns) giveUp(w *waiter) {
 	if p := t.keys[w.Key]; t.mistake == TagsNotShifted {
-		p.cost = new(big.Int).Add(p.cost, big.NewInt(int64(w.N)))
+		p.cost = new(big.Int).Add(p.cost, big.NewInt(w.pays()))
 	}
 	t.drop(w)
 }
@@ -163,7 +163,7 @@ func (t *turns) giveBack(w *waiter) {
 		return
 	}
 	// A second one in a row gives back no more: that is where scripts end.
-	p.cost = new(big.Int).Sub(p.cost, big.NewInt(int64(w.N)))
+	p.cost = new(big.Int).Sub(p.cost, big.NewInt(w.pays()))
 }
 
 // order returns the requests in the order in which they leave.
@@ -238,14 +238,14 @@ func (b *bucket) arrangeAfter() {
 
 // asksTurns reports whether a call is judged by judgeTurn.
 func (b *bucket) asksTurns(o *Op) bool {
-	return b.turns != nil && len(b.line) > 0 && b.limits.Depth > 0 && o.Kind != OpAllow && !b.closed && !b.tooCostly(o.N)
+	return b.turns != nil && len(b.line) > 0 && b.limits.Depth > 0 && o.Kind != OpAllow && !b.closed && !b.tooCostlyEach(o)
 }
 
 // waitsOf is waits for a line that is longer or shorter than it is now.
 func (b *bucket) waitsOf(line []*waiter) []time.Duration {
 	other := *b
 	other.line = line
-	waits := other.waits(1)
+	waits := other.waits(&Op{N: 1})
 	return waits[:len(line)]
 }
 
@@ -256,7 +256,7 @@ func (m *simulator) judgeTurn(o *Op) (wait time.Duration, place int, refusal Ans
 	if m.mistake == DepthOffByOne {
 		depth++
 	}
-	w := &waiter{Op: o, index: len(m.answers), came: m.now}
+	w := &waiter{Op: o, index: len(m.answers), came: m.now, turn: m.turnOf(o)}
 	with := m.turns.clone()
 	if len(m.line)+m.ghosts >= depth {
 		over := m.turns.outlasting(w)

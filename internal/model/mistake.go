@@ -55,7 +55,22 @@ const (
 	ShadowsStay         // in a dry run a shadow stays in line beyond its bound
 	RetryBoundAnew      // the bound of a request that is sent again counts from when it enters again
 
-	ofFair, ofBounds = StartTags, BoundFirst
+	FirstDecides       // the further levels keep no head
+	ZeroAsks           // a level at which a request costs nothing keeps it
+	RaisedWhenDue      // each level is raised when it would have let the request leave
+	TurnOfTheFirst     // a turn costs what it costs at the first level
+	GivesBackAllOrNone // a late cancel gives back nothing at any level if another has left since
+	GivesBackTheFirst  // a late cancel gives back at the first level only
+	HeadNotAwaited     // a request is predicted to leave before the head
+	IdleLevelsAwaited  // a level at which a request costs nothing counts in its prediction
+	MissingIsZero      // an actual cost that is missing counts as 0
+	ChargesTheFirst    // settle charges the first level only
+	ReturnsWhatIsLeft  // a level with Returns gives back no more than another
+	ReturnsAnyway      // a level without Returns gives back what has drained
+	SetMetersEmpties   // SetMeters begins with empty levels
+	RestoresTheFirst   // a snapshot has the first level only
+
+	ofFair, ofBounds, ofMeters = StartTags, BoundFirst, FirstDecides
 )
 
 var mistakes = [...]string{
@@ -101,6 +116,21 @@ var mistakes = [...]string{
 	RetryAtOnce:         "a return before the next departure",
 	ShadowsStay:         "a shadow without a bound",
 	RetryBoundAnew:      "a retry with a new bound",
+
+	FirstDecides:       "a first level that decides alone",
+	ZeroAsks:           "a level that is asked for nothing",
+	RaisedWhenDue:      "levels that are raised one after the other",
+	TurnOfTheFirst:     "a turn that costs the first level",
+	GivesBackAllOrNone: "levels that give back together",
+	GivesBackTheFirst:  "a first level that gives back alone",
+	HeadNotAwaited:     "a prediction that passes the head",
+	IdleLevelsAwaited:  "a prediction by all levels",
+	MissingIsZero:      "a missing cost that counts as 0",
+	ChargesTheFirst:    "a charge at the first level only",
+	ReturnsWhatIsLeft:  "a level that returns too little",
+	ReturnsAnyway:      "a level that returns too much",
+	SetMetersEmpties:   "meters that are empty after a change",
+	RestoresTheFirst:   "a first level that is restored alone",
 }
 
 // String returns the mistake in a few words.
@@ -110,7 +140,10 @@ func (m Mistake) String() string { return mistakes[m] }
 func (m Mistake) IsOfFair() bool { return m >= ofFair && m < ofBounds }
 
 // IsOfBounds reports whether the mistake shows in scripts with bounds only.
-func (m Mistake) IsOfBounds() bool { return m >= ofBounds }
+func (m Mistake) IsOfBounds() bool { return m >= ofBounds && m < ofMeters }
+
+// IsOfMeters reports whether the mistake shows in scripts with meters only.
+func (m Mistake) IsOfMeters() bool { return m >= ofMeters }
 
 // Mistakes returns all mistakes that a model can make.
 func Mistakes() (all []Mistake) {
@@ -162,6 +195,13 @@ type Look struct {
 	Oldest, Last time.Duration
 	Held         time.Duration // the end of the hold; -1: there is none
 	Totals       Totals        // zero for a look that races with departures
+	Meters       [2]MeterLook
+}
+
+// A MeterLook is the state of a meter.
+type MeterLook struct {
+	Level float64
+	Figures
 }
 
 // Totals are the counts of a Look.
@@ -224,6 +264,13 @@ func (a Answer) String() string {
 	return text
 }
 
+// near makes a level the one of the model, if it is as near as a float is.
+func near(level *float64, want float64) {
+	if math.Abs(*level-want) <= 1e-9*max(1, want) {
+		*level = want
+	}
+}
+
 // Difference returns where got, the answers of an engine to s, first differs from
 // want, the answers of the model; "" if they are equal. Levels are compared as floats,
 // with a tolerance. RetryAfters beyond 100 years count as equal: they are sums that
@@ -235,8 +282,9 @@ func Difference(s Script, got, want []Answer) string {
 		for _, retry := range []*time.Duration{&g.Retry, &g.Ended.Retry, &w.Retry, &w.Ended.Retry} {
 			*retry = min(*retry, 100*year)
 		}
-		if math.Abs(g.Look.Level-w.Look.Level) <= 1e-9*max(1, w.Look.Level) {
-			g.Look.Level = w.Look.Level
+		near(&g.Look.Level, w.Look.Level)
+		for i := range w.Look.Meters {
+			near(&g.Look.Meters[i].Level, w.Look.Meters[i].Level)
 		}
 		if g != w {
 			return fmt.Sprintf("operation %d %s\nengine: %v\nmodel:  %v", i, s.Ops[i].literal(), g, w)

@@ -321,7 +321,7 @@ func (m *simulator) retryOfOverdue(w *waiter) time.Duration {
 	if m.mistake == RetryAtOnce {
 		return max(1, refusal.Retry)
 	}
-	next := max(m.waits(w.N)[0], m.seatWait(1))
+	next := max(m.waits(w.Op)[0], m.seatWait(1))
 	return max(1, next, refusal.Retry)
 }
 
@@ -344,7 +344,7 @@ func (m *simulator) judgeRetry(w *waiter) (refusal Answer) {
 	}
 	alone := m.bucket
 	alone.line = m.line[:m.retries()]
-	waits := alone.waits(w.N)
+	waits := alone.waits(w.Op)
 	wait := waits[len(waits)-1]
 	if wait == 0 && (len(m.line) > 0 || !m.hasRoom()) {
 		wait = 1

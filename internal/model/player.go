@@ -37,6 +37,21 @@ type caller interface {
 	Forecast(n int) (time.Duration, error)
 }
 
+// An eacher is a caller with several levels.
+type eacher interface {
+	WaitEach(ctx context.Context, costs ...int) error
+	ReserveEach(ctx context.Context, estimates ...int) (settle func(actual ...int), err error)
+	AtMostEach(left ...int)
+}
+
+// A meterer is a Subject with several levels.
+type meterer interface {
+	SetMeters(ms ...shaper.Meter) error
+	Meters() []shaper.MeterStats
+	Snapshot() ([]byte, error)
+	Restore(data []byte) error
+}
+
 // An Open makes a subject with its first limits. It must pass the options on, because
 // they contain the player's hooks.
 type Open func(l shaper.Limits, options ...shaper.Option) (Subject, error)
@@ -71,6 +86,9 @@ func Play(t *testing.T, s Script, open Open) (answers []Answer, problem string) 
 		}
 		if s.Bounded {
 			options = append(options, shaper.WithLineTimeout(s.Timeout))
+		}
+		if len(s.Meters) > 0 {
+			options = append(options, shaper.WithMeters(s.Meters...))
 		}
 		if s.DryRun {
 			options = append(options, shaper.WithDryRun())
@@ -132,7 +150,8 @@ type Player struct {
 	calls   atomic.Int64         // that have not returned
 
 	mu       sync.Mutex
-	settlers []func(actual int) // what calls of Acquire and Reserve have returned, by operation
+	settlers []func(o *Op) // calls what calls of Acquire and Reserve have returned, by operation
+	saves    map[int][]byte
 }
 
 // NewPlayer returns a player of s, whose instants count from now on.
@@ -142,7 +161,8 @@ func NewPlayer(s Script) *Player {
 		start:    time.Now(),
 		answers:  make([]Answer, len(s.Ops)),
 		ends:     make([]context.CancelFunc, len(s.Ops)),
-		settlers: make([]func(int), len(s.Ops)),
+		settlers: make([]func(*Op), len(s.Ops)),
+		saves:    make(map[int][]byte),
 	}
 }
 
@@ -208,7 +228,13 @@ func (p *Player) do(i int, o *Op) {
 	switch o.Kind {
 	case OpWait:
 		ctx := p.context(i, o)
-		p.call(func() { p.finish(a, caller.WaitN(ctx, o.N)) })
+		p.call(func() {
+			if o.More != nil {
+				p.finish(a, caller.(eacher).WaitEach(ctx, o.costs()...))
+			} else {
+				p.finish(a, caller.WaitN(ctx, o.N))
+			}
+		})
 	case OpAcquire, OpReserve, OpRetry:
 		ctx := p.context(i, o)
 		p.call(func() {
@@ -225,8 +251,27 @@ func (p *Player) do(i int, o *Op) {
 		p.settle(o)
 		p.finish(a, nil)
 	case OpAtMost:
-		p.Subject.AtMost(o.N)
+		if o.More != nil {
+			p.Subject.(eacher).AtMostEach(o.costs()...)
+		} else {
+			p.Subject.AtMost(o.N)
+		}
 		p.finish(a, nil)
+	case OpSetMeters:
+		err := p.Subject.(meterer).SetMeters(o.Meters...)
+		if p.finish(a, err); err != nil {
+			a.Result = Invalid
+		}
+	case OpSave:
+		data, err := p.Subject.(meterer).Snapshot()
+		p.saves[i] = data
+		p.finish(a, err)
+	case OpRestore:
+		var err error
+		if o.Target >= 0 {
+			err = p.Subject.(meterer).Restore(p.saves[o.Target])
+		}
+		p.finish(a, err)
 	case OpHold:
 		p.Subject.Hold(o.Hold)
 		p.finish(a, nil)
@@ -261,14 +306,27 @@ func (p *Player) do(i int, o *Op) {
 	}
 }
 
-// enter calls Acquire, Reserve or Retry, and returns the function that the call returned; nil if that was
-// nil. Only the function of Reserve takes an actual cost.
-func (p *Player) enter(ctx context.Context, c caller, o *Op) (settle func(actual int), err error) {
+// costs returns the costs at all levels.
+func (o *Op) costs() []int { return append([]int{o.N}, o.More...) }
+
+// enter calls Acquire, Reserve or Retry, and returns a function that calls the one that the call returned; nil if that was
+// nil. Only the functions of Reserve and ReserveEach take actual costs.
+func (p *Player) enter(ctx context.Context, c caller, o *Op) (settle func(o *Op), err error) {
 	var release func()
-	switch o.Kind {
-	case OpReserve:
-		return c.Reserve(ctx, o.N)
-	case OpRetry:
+	switch {
+	case o.Kind == OpReserve && o.More != nil:
+		settle, err := c.(eacher).ReserveEach(ctx, o.costs()...)
+		if settle == nil {
+			return nil, err
+		}
+		return func(o *Op) { settle(o.costs()...) }, err
+	case o.Kind == OpReserve:
+		settle, err := c.Reserve(ctx, o.N)
+		if settle == nil {
+			return nil, err
+		}
+		return func(o *Op) { settle(o.N) }, err
+	case o.Kind == OpRetry:
 		release, err = p.Subject.(Retrier).Retry(ctx, o.N, p.start.Add(o.Asked))
 	default:
 		release, err = c.Acquire(ctx, o.N)
@@ -276,7 +334,7 @@ func (p *Player) enter(ctx context.Context, c caller, o *Op) (settle func(actual
 	if release == nil {
 		return nil, err
 	}
-	return func(int) { release() }, err
+	return func(*Op) { release() }, err
 }
 
 // settle releases or settles the request of an earlier operation, if its call has returned. The
@@ -290,7 +348,7 @@ func (p *Player) settle(o *Op) {
 	settle := p.settlers[o.Target]
 	p.mu.Unlock()
 	if settle != nil {
-		settle(o.N)
+		settle(o)
 	}
 }
 
@@ -364,6 +422,14 @@ func (p *Player) look(st shaper.Stats, race bool) Look {
 		l.Totals = Totals{
 			st.Departed, st.Abandoned, st.QueueFull, st.TooLate, st.TooCostly, st.Refused, st.Closed, st.TotalWait,
 			Figures{st.Reserved, st.GivenBack, st.Charged, st.Forfeited},
+		}
+	}
+	if len(p.script.Meters) > 0 {
+		for i, m := range p.Subject.(meterer).Meters() {
+			l.Meters[i].Level = m.Level
+			if !race {
+				l.Meters[i].Figures = Figures{m.Reserved, m.GivenBack, m.Charged, m.Forfeited}
+			}
 		}
 	}
 	if st.Missed != 0 {

@@ -20,13 +20,17 @@ type past struct {
 
 // raise notes that the level rises by units at an instant, as a request leaves, or none does.
 func (m *simulator) raise(at, units *big.Rat, of int) {
+	m.raises++
 	m.events = append(slices.Clip(m.events), past{at: at, cost: units, of: of, before: m.levelAt(at)})
 }
 
 // recompute computes the level from the start.
-func (m *simulator) recompute() {
-	level, now, interval := new(big.Rat), new(big.Rat), m.first
-	for _, e := range m.events {
+func (m *simulator) recompute() { m.emptyAt(recomputed(m.first, m.events)) }
+
+// recomputed returns the instant at which a level reaches 0 that all these events have made.
+func recomputed(interval *big.Rat, events []past) (empty *big.Rat) {
+	level, now := new(big.Rat), new(big.Rat)
+	for _, e := range events {
 		if interval.Sign() == 0 {
 			level = new(big.Rat)
 		} else {
@@ -40,7 +44,7 @@ func (m *simulator) recompute() {
 			level = new(big.Rat)
 		}
 	}
-	m.emptyAt(new(big.Rat).Add(now, level.Mul(level, interval)))
+	return new(big.Rat).Add(now, level.Mul(level, interval))
 }
 
 // reserved notes that a request of Reserve has left, and its call returned.
@@ -48,6 +52,7 @@ func (m *simulator) reserved(w *waiter) {
 	m.unsettled = append(slices.Clone(m.unsettled), w)
 	m.totals.Reserved += w.N
 	m.answers[w.index].Settled.Reserved = w.N
+	m.countReserved(w, 1)
 }
 
 // settled is a call of the settle function that an earlier call of Reserve has returned.
@@ -80,6 +85,8 @@ func (m *simulator) settled(w *waiter) {
 	if actual >= 0 {
 		m.correct(w, actual, v.N)
 	}
+	m.countReserved(v, -1)
+	m.correctEach(w, v)
 	if i := slices.IndexFunc(m.upstream, of); i >= 0 {
 		m.noteStay(m.upstream[i])
 		m.free(m.upstream[i])
@@ -151,10 +158,10 @@ func (m *simulator) atMost(w *waiter) {
 	room := m.burst() - max(w.N, 0)
 	missing := new(big.Rat).SetInt64(int64(room))
 	missing.Sub(missing, m.level())
-	if room <= 0 || m.interval.Sign() == 0 || missing.Sign() <= 0 {
-		return
+	if room > 0 && m.interval.Sign() > 0 && missing.Sign() > 0 {
+		m.raise(instant(m.now), missing, -1)
+		m.emptyAt(new(big.Rat).Add(instant(m.now), m.take(room)))
 	}
-	m.raise(instant(m.now), missing, -1)
-	m.emptyAt(new(big.Rat).Add(instant(m.now), m.take(room)))
+	m.atMostEach(w)
 	m.settle()
 }

@@ -17,10 +17,11 @@ import (
 // are refused by a Close.
 type Script struct {
 	Limits  shaper.Limits
-	Fair    bool          // WithFairQueue is set, and calls have keys
-	Bounded bool          // WithLineTimeout is set
-	Timeout time.Duration // its argument
-	DryRun  bool          // WithDryRun is set, beside Bounded
+	Fair    bool           // WithFairQueue is set, and calls have keys
+	Bounded bool           // WithLineTimeout is set
+	Timeout time.Duration  // its argument
+	DryRun  bool           // WithDryRun is set, beside Bounded
+	Meters  []shaper.Meter // of WithMeters, two at most
 	Ops     []Op
 }
 
@@ -32,16 +33,18 @@ type Op struct {
 	// its instant. Without Race, all that is due at its instant happens before it.
 	Race bool
 
-	N        int           // of a call that may wait, OpAllow, OpForecast, OpSettle: the cost; of OpAtMost: what may pass
-	Deadline time.Duration // of a call that may wait, OpShutdown: of the context; 0: none
-	Deaf     bool          // of a call that may wait: the context states its deadline, but does not end at it
-	Late     time.Duration // of a call that may wait: from this instant on the context's Err returns an error, and Done stays open; 0: never
-	Target   int           // of OpCancel, OpRelease, OpSettle: index of the call that ends; -1: none
-	Key      string        // of a call that may wait, OpAllow, OpForecast in a fair script
-	Weight   int           // of the key, as the weight function returns it during the operation
-	Limits   shaper.Limits // of OpSet
-	Hold     time.Duration // of OpHold
-	Asked    time.Duration // of OpRetry: when the request asked for the first time
+	N        int            // of a call that may wait, OpAllow, OpForecast, OpSettle: the cost; of OpAtMost: what may pass
+	Deadline time.Duration  // of a call that may wait, OpShutdown: of the context; 0: none
+	Deaf     bool           // of a call that may wait: the context states its deadline, but does not end at it
+	Late     time.Duration  // of a call that may wait: from this instant on the context's Err returns an error, and Done stays open; 0: never
+	Target   int            // of OpCancel, OpRelease, OpSettle: index of the call that ends; -1: none
+	Key      string         // of a call that may wait, OpAllow, OpForecast in a fair script
+	Weight   int            // of the key, as the weight function returns it during the operation
+	Limits   shaper.Limits  // of OpSet
+	Hold     time.Duration  // of OpHold
+	Asked    time.Duration  // of OpRetry: when the request asked for the first time
+	More     []int          // of OpWait, OpReserve, OpSettle, OpAtMost: the numbers for further levels; nil: it is no call of ...Each
+	Meters   []shaper.Meter // of OpSetMeters
 }
 
 // An OpKind is the kind of an operation.
@@ -63,11 +66,14 @@ const (
 	OpSettle // calls what Reserve returned
 	OpAtMost
 	OpRetry // Acquire of a request that the upstream has refused; see Retrier
+	OpSetMeters
+	OpSave    // Snapshot
+	OpRestore // Restore of what OpSave has returned
 )
 
 var kindNames = [...]string{
 	"OpWait", "OpAllow", "OpForecast", "OpLook", "OpSet", "OpCancel", "OpClose", "OpShutdown",
-	"OpAcquire", "OpRelease", "OpHold", "OpReserve", "OpSettle", "OpAtMost", "OpRetry",
+	"OpAcquire", "OpRelease", "OpHold", "OpReserve", "OpSettle", "OpAtMost", "OpRetry", "OpSetMeters", "OpSave", "OpRestore",
 }
 
 // mayWait reports whether the operation is a call that can wait in the line.
@@ -77,7 +83,7 @@ func (o Op) mayWait() bool {
 
 // hasTarget reports whether the operation is about another one.
 func (o Op) hasTarget() bool {
-	return o.Kind == OpCancel || o.Kind == OpRelease || o.Kind == OpSettle
+	return o.Kind == OpCancel || o.Kind == OpRelease || o.Kind == OpSettle || o.Kind == OpRestore
 }
 
 // hasCost reports whether N is used.
@@ -88,8 +94,8 @@ func (o Op) hasCost() bool {
 // String returns the script as a Go literal, to be played again by a test.
 func (s Script) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "model.Script{Limits: %s, Fair: %v, Bounded: %v, Timeout: %d, DryRun: %v, Ops: []model.Op{\n",
-		literal(s.Limits), s.Fair, s.Bounded, int64(s.Timeout), s.DryRun)
+	fmt.Fprintf(&b, "model.Script{Limits: %s, Fair: %v, Bounded: %v, Timeout: %d, DryRun: %v, Meters: %s, Ops: []model.Op{\n",
+		literal(s.Limits), s.Fair, s.Bounded, int64(s.Timeout), s.DryRun, metersLiteral(s.Meters))
 	for _, o := range s.Ops {
 		fmt.Fprintf(&b, "\t%s,\n", o.literal())
 	}
@@ -114,17 +120,31 @@ func (o Op) literal() string {
 	note(o.Kind == OpSet, "Limits: %s", literal(o.Limits))
 	note(o.Kind == OpHold, "Hold: %d", int64(o.Hold))
 	note(o.Kind == OpRetry, "Asked: %d", int64(o.Asked))
+	note(o.More != nil, "More: %#v", o.More)
+	note(o.Kind == OpSetMeters, "Meters: %s", metersLiteral(o.Meters))
 	return "{" + strings.Join(fields, ", ") + "}"
 }
 
-func literal(l shaper.Limits) string {
-	r := fmt.Sprintf("%v", float64(l.Rate))
+func rateLiteral(r rate.Limit) string {
 	switch {
-	case l.Rate == rate.Inf:
-		r = "rate.Inf"
-	case math.IsNaN(float64(l.Rate)):
-		r = "rate.Limit(math.NaN())"
+	case r == rate.Inf:
+		return "rate.Inf"
+	case math.IsNaN(float64(r)):
+		return "rate.Limit(math.NaN())"
 	}
+	return fmt.Sprintf("%v", float64(r))
+}
+
+func metersLiteral(ms []shaper.Meter) string {
+	var all []string
+	for _, m := range ms {
+		all = append(all, fmt.Sprintf("{Name: %q, Rate: %s, Burst: %d, Returns: %v}", m.Name, rateLiteral(m.Rate), m.Burst, m.Returns))
+	}
+	return "[]shaper.Meter{" + strings.Join(all, ", ") + "}"
+}
+
+func literal(l shaper.Limits) string {
+	r := rateLiteral(l.Rate)
 	return fmt.Sprintf("shaper.Limits{Rate: %s, Burst: %d, Depth: %d, MaxWait: %d, InFlight: %d}",
 		r, l.Burst, l.Depth, int64(l.MaxWait), l.InFlight)
 }
@@ -201,8 +221,12 @@ func (b *bucket) seatWait(k int) time.Duration {
 // no other comes, and as the last element how long a newcomer of cost n waits. Only the
 // bucket and holds count: a seat that is missing now is taken to be free a nanosecond
 // later. How long the wait for a seat is expected to be is seatWait.
-func (b *bucket) waits(n int) []time.Duration {
+func (b *bucket) waits(o *Op) []time.Duration {
+	if len(b.more) > 0 {
+		return b.waitsOfEach(o)
+	}
 	var waits []time.Duration
+	n := o.N
 	empty, since := b.empty, later(later(b.since, b.hold), instant(b.now))
 	if b.overtakes(n) {
 		since = instant(b.now)
@@ -240,7 +264,7 @@ func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
 		wait, _, refusal = m.judgeTurn(o)
 		return wait, refusal
 	}
-	line := m.waits(o.N)
+	line := m.waits(o)
 	wait, line = line[len(m.line)], line[:len(m.line)]
 
 	told := max(wait, m.seatWait(len(line)+1))
@@ -255,7 +279,7 @@ func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
 	if m.mistake == HoldUnbounded {
 		unheld := *m
 		unheld.hold = new(big.Rat)
-		bounded = unheld.waits(o.N)[len(m.line)]
+		bounded = unheld.waits(o)[len(m.line)]
 	}
 	late, missed, again := m.tooLate(o, wait, bounded)
 	switch {
@@ -264,7 +288,7 @@ func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
 		if len(line) > 0 {
 			refusal.Retry = max(line[len(line)-1], m.seatWait(len(line)))
 		}
-	case m.tooCostly(o.N):
+	case m.tooCostlyEach(o):
 		refusal.Result = TooCostly
 	case wait > 0 && len(line)+m.ghosts >= depth:
 		refusal.Result = QueueFull

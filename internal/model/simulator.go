@@ -46,6 +46,10 @@ type bucket struct {
 	stay     time.Duration // how long seats are held, on average; see noteStay
 	line     []*waiter     // in the order in which they leave
 	turns    *turns        // the keys of those in line; nil: it is first in, first out
+	more     []level       // further levels
+	decided  int           // the level whose slot since is, if it is no whole nanosecond: from 0, the first one
+	raises   int           // how often the first level has been raised, without what was given back
+	saves    []save        // by OpSave
 	now      time.Duration
 	closed   bool
 
@@ -71,6 +75,9 @@ type waiter struct {
 	came  time.Duration
 	bound time.Duration // in line
 
+	turn  int64  // what its key pays for it; 0: its cost
+	undos []undo // of each level, if it has left
+
 	number     int // of its departure
 	left       time.Duration
 	longBefore bool // seats were held for long when it left
@@ -88,6 +95,7 @@ func newSimulator(s Script, mistake Mistake) *simulator {
 	return &simulator{
 		bucket: bucket{
 			turns:   t,
+			more:    levelsOf(s.Meters),
 			rule:    rule{l, intervalOf(l.Rate), s.Bounded, s.Timeout, s.DryRun},
 			empty:   new(big.Rat),
 			since:   new(big.Rat),
@@ -117,10 +125,8 @@ func (r *rule) allowed(empty *big.Rat, n int) *big.Rat {
 
 // due returns the instant at which the head leaves.
 func (b *bucket) due() *big.Rat {
-	if b.frozen != nil {
-		return b.frozen
-	}
-	return later(b.hold, later(b.since, b.allowed(b.empty, b.line[0].N)))
+	at, _ := b.slot()
+	return at
 }
 
 // capped reports whether a request that leaves takes a seat until it ends.
@@ -218,7 +224,12 @@ func (m *simulator) settle() {
 				m.free(w)
 				m.blind, again = m.mistake == CapIgnored, true
 			}
-			if w == last && m.mistake != LateStillLeft {
+			switch {
+			case m.mistake == LateStillLeft:
+			case len(m.more) > 0:
+				m.undo(w, w == last)
+				again = true
+			case w == last:
 				m.empty, again = before, true
 				m.events = m.events[:len(m.events)-1]
 				m.left--
@@ -231,7 +242,7 @@ func (m *simulator) settle() {
 				}
 			}
 		}
-		if len(late) > 1 && (m.interval.Sign() > 0 || m.capped()) {
+		if len(late) > 1 && (m.interval.Sign() > 0 || m.capped() || len(m.more) > 0) {
 			m.leaveOpen("two late cancels in one wake-up")
 		}
 	}
@@ -248,7 +259,8 @@ func (m *simulator) settle() {
 
 // depart lets the head leave.
 func (m *simulator) depart() *waiter {
-	w, at := m.line[0], m.due()
+	w := m.line[0]
+	at, decided := m.slot()
 	m.left++
 	m.line, m.frozen, m.ghosts = m.line[1:], nil, 0
 	if m.turns != nil {
@@ -266,9 +278,13 @@ func (m *simulator) depart() *waiter {
 	if w.Kind == OpReserve {
 		of = w.index
 	}
-	m.raise(at, new(big.Rat).SetInt64(int64(w.N)), of)
-	m.emptyAt(new(big.Rat).Add(later(m.empty, from), m.take(w.N)))
-	m.since = at
+	if len(m.more) > 0 {
+		m.departEach(w, at, decided, of)
+	} else {
+		m.raise(at, new(big.Rat).SetInt64(int64(w.N)), of)
+		m.emptyAt(new(big.Rat).Add(later(m.empty, from), m.take(w.N)))
+	}
+	m.since, m.decided = at, decided
 	if m.capped() {
 		w.number, w.left, w.longBefore = m.left, m.now, m.stay >= 50*time.Microsecond
 		m.upstream = append(slices.Clone(m.upstream), w)

@@ -50,6 +50,12 @@ func (m *simulator) do(o *Op) {
 		m.answers[index].Look = m.stats(o.Race)
 	case OpSet:
 		m.set(w)
+	case OpSetMeters:
+		m.setMeters(w)
+	case OpSave:
+		m.save(w)
+	case OpRestore:
+		m.restore(w)
 	case OpCancel:
 		m.cancel(w)
 	case OpClose:
@@ -63,8 +69,9 @@ func (m *simulator) do(o *Op) {
 // enter is the arrival of a request. A request that leaves at once enters the
 // line as its only member, and has left before any other operation sees it.
 func (m *simulator) enter(w *waiter) {
+	w.turn = m.turnOf(w.Op)
 	switch {
-	case w.N < 0:
+	case w.N < 0 || slices.ContainsFunc(w.More, func(n int) bool { return n < 0 }):
 		m.finish(w, Negative)
 		return
 	case w.gone(m.now):
@@ -73,7 +80,7 @@ func (m *simulator) enter(w *waiter) {
 	case w.Deadline != 0 && w.Deadline <= m.now && !w.Deaf:
 		m.finish(w, Exceeded)
 		return
-	case w.N == 0:
+	case w.isFree():
 		m.finish(w, Left)
 		if w.Kind == OpReserve {
 			m.reserved(w)
@@ -301,7 +308,7 @@ func (m *simulator) stop(w *waiter) {
 // under way.
 func (m *simulator) stats(race bool) Look {
 	level, _ := m.level().Float64()
-	l := Look{Waiting: len(m.line), InFlight: len(m.upstream), Level: level, Last: -1, Held: -1}
+	l := Look{Meters: m.meterLooks(race), Waiting: len(m.line), InFlight: len(m.upstream), Level: level, Last: -1, Held: -1}
 	if m.hold.Cmp(instant(m.now)) > 0 {
 		l.Held = saturated(seen(m.hold))
 	}
