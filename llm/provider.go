@@ -49,8 +49,8 @@ type Provider struct {
 	// malformed ones.
 	Left func(http.Header) []Left
 
-	// HoldFor returns for how long a response asks callers to hold back; 0: it does not. It
-	// leaves the body readable.
+	// HoldFor returns for how long a response asks callers to hold back; 0: it does not, or no wait cures what it is about, such as
+	// a credit that is used up. It leaves the body readable. Of a refusal the first 64 KiB are read, for at most 5 seconds.
 	HoldFor func(*http.Response) time.Duration
 }
 

@@ -43,8 +43,9 @@ func TestWhichRefusalHoldsTheLine(t *testing.T) {
 	}{
 		{"a time", "", "openai", answering{status: 429, fields: []string{"Retry-After", "20"}}, 20 * time.Second},
 		{"no time", "", "openai", answering{status: 429}, time.Second},
-		{"as long as a call may wait", "", "openai", answering{status: 429, fields: []string{"Retry-After", "30"}}, 30 * time.Second},
-		{"longer than a call may wait", "openclaw#7941", "openai", answering{status: 429, fields: []string{"Retry-After", "31"}}, 0},
+		{"as long as a call may wait", "", "openai", answering{status: 429, fields: []string{"Retry-After", "100"}}, 100 * time.Second},
+		{"longer than a minute", "", "openai", answering{status: 429, fields: []string{"Retry-After", "90"}}, 90 * time.Second},
+		{"longer than a call may wait", "openclaw#7941", "openai", answering{status: 429, fields: []string{"Retry-After", "101"}}, 0},
 		{"an hour", "openclaw#7941", "openai", answering{status: 429, fields: []string{"Retry-After", "3600"}}, 0},
 		{"a quota that is used up", "2389-research/tracker#547", "openai", answering{status: 429, body: `{"error":{"code":"insufficient_quota"}}`}, 0},
 		{"x-should-retry: false", "NousResearch/hermes-agent#93455", "anthropic", answering{status: 429, fields: []string{"Retry-After", "5", "X-Should-Retry", "false"}}, 0},
@@ -56,7 +57,7 @@ func TestWhichRefusalHoldsTheLine(t *testing.T) {
 		{"an overload with a time", "", "anthropic", answering{status: 529, fields: []string{"Retry-After", "5"}}, 5 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			g := newRig(t, tt.provider, llm.Quota{Requests: 600}, &tt.answer, func(_ *gateway.Config, l *shaper.Limits) { l.MaxWait = 30 * time.Second })
+			g := newRig(t, tt.provider, llm.Quota{Requests: 600}, &tt.answer, func(_ *gateway.Config, l *shaper.Limits) { l.MaxWait = 100 * time.Second })
 			begun := time.Now()
 			w := g.call("gold", request(t.Context(), tt.provider, 100, 100, false))
 			require.Equal(t, tt.answer.status, w.Code, tt.name)

@@ -18,9 +18,10 @@ import (
 )
 
 const (
-	refusalKept     = 64 << 10        // bytes of a refusal; a longer one is passed on as it comes
-	refusalPatience = 5 * time.Second // for the body of a refusal; then it is cut off
-	longestPause    = time.Minute     // of the line after a refusal
+	refusalKept     = 64 << 10             // bytes of a refusal; a longer one is passed on as it comes
+	refusalPatience = 5 * time.Second      // for the body of a refusal; then it is cut off
+	longestHold     = 365 * 24 * time.Hour // of a Transport: the Gateway bounds holds itself
+	longestPause    = time.Minute          // of a line in which a wait has no bound, after a refusal
 
 	statusOverloaded = 529 // Anthropic's and others' for an overload; net/http has no name for it
 )
@@ -207,10 +208,13 @@ func (a *attempt) readRefusal() {
 
 // bearable returns for how long a refusal holds the line: not at all if it asks for longer than a call may wait, as no wait cures it then.
 func (g *Gateway) bearable(asked time.Duration) time.Duration {
-	if wait := g.config.Line().Limits().MaxWait; wait > 0 && asked > wait {
+	switch wait := g.config.Line().Limits().MaxWait; {
+	case wait == 0:
+		return min(asked, longestPause)
+	case asked > wait:
 		return 0
 	}
-	return min(asked, longestPause)
+	return asked
 }
 
 // hold holds the line for as long as a refusal asks that can't be captured.

@@ -88,10 +88,13 @@ type Config struct {
 // When the provider responds with 429, all calls wait for as long as it asks, or a second if it does not say. The call
 // itself is sent once more, at the head of its team's line, if its body was at most 1 MiB and is still kept
 // ([Config].Bodies). The second response is passed on whatever it is. A 503 or 529 that names a time is treated alike;
-// without one it is passed on. A refusal after which the call is sent again costs nothing.
+// without one it is passed on. A refusal after which the call is sent again costs nothing. One that no wait cures, or for longer
+// than a call may wait ([shaper.Limits].MaxWait), is passed on at once, and holds nothing. One in an event of a stream is
+// passed on as it comes; it holds the line if it names a time, and costs nothing.
 //
-// A response with 401, 403 or 404 costs a request's share, as no model has run. If any other response reports no usage,
-// breaks off or does not come, the estimate stands. The log says so, for each reason in at most one line a minute.
+// If no model has run, by the status of a response, what was reserved for the answer comes back. If any other response reports no
+// usage, breaks off or does not come, the estimate stands. The log says so, for each reason in at most one line a minute. Only
+// a request that makes a model run is charged tokens. The preflight of a browser neither waits nor needs a team.
 type Gateway struct {
 	config  Config
 	dialect dialect
@@ -304,7 +307,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		out.GetBody = s.bodyAgain
 	}
 	// The Middleware has reserved for the first attempt.
-	transport := shaper.Transport{Limiter: c.line, Key: teamOf, Base: s, HoldFor: s.holdFor, Retry: true}
+	transport := shaper.Transport{Limiter: c.line, Key: teamOf, Base: s, HoldFor: s.holdFor, MaxHold: longestHold, Retry: true}
 	_, err := transport.RoundTrip(out)
 	s.restart()
 	a := s.last
