@@ -13,7 +13,7 @@ import (
 
 // This file tests a Group to which more keys come than it has buckets for: no key
 // with a bucket notices, and no key gets more than one allows. The buckets that the
-// others share are in group_overflow_flows_test.go.
+// others share are in group_shard_test.go.
 
 func TestAFullTableKeepsTheKeysItHas(t *testing.T) {
 	playKeys(t, "1/s burst 2 depth 2", func(g *groupStage) {

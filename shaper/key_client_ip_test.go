@@ -1,7 +1,12 @@
 package shaper_test
 
 import (
+	"bufio"
+	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -10,10 +15,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 // proxies are the addresses of proxies that these tests trust.
@@ -272,5 +279,346 @@ func FuzzPrependingToXForwardedForChangesNothing(f *testing.F) {
 		before[last] += "," + lines[0]
 		joined := slices.Concat(before, lines[1:])
 		require.Equal(t, client.String(), keyOf(t, key, fromPeer(ourProxy, joined...)), "%q", joined)
+	})
+}
+
+// Whoever can make up addresses, as any customer with an IPv6 prefix can, meets a
+// table that is full. This file tests how that changes the waits of others, and how
+// much it gains the attacker, to the nanosecond, and how much memory it takes.
+
+// network64 is the i-th of 2³² networks of 64 bits, with the port of a client.
+func network64(i int) string {
+	address := [16]byte{0x20, 0x01, 0x0d, 0xb8}
+	binary.BigEndian.PutUint32(address[4:], uint32(i))
+	address[15] = 1
+	return netip.AddrPortFrom(netip.AddrFrom16(address), 40000).String()
+}
+
+// from sends a request of a client at that address, and returns the status.
+func from(h http.Handler, address string, header ...string) int {
+	rec := httptest.NewRecorder()
+	r := &http.Request{Method: "GET", URL: spoofedURL, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{}, Body: http.NoBody, RemoteAddr: address}
+	for _, h := range header {
+		name, value, _ := strings.Cut(h, ": ")
+		r.Header.Add(name, value)
+	}
+	h.ServeHTTP(rec, r)
+	return rec.Code
+}
+
+var spoofedURL = httptest.NewRequest("GET", "/", nil).URL
+
+// limitsUnderAttack lets clients with an IPv4 address wait, whose buckets are busy,
+// and gives all others next to nothing.
+func limitsUnderAttack(key string) (shaper.Limits, error) {
+	if strings.HasPrefix(key, "192.0.2.") {
+		return shaper.Limits{Rate: 20, Depth: 9}, nil
+	}
+	return shaper.Limits{Rate: 1. / 3600}, nil
+}
+
+func TestSpoofedAddressesChangeNobodysWait(t *testing.T) {
+	const maxKeys, attacker = 500, "[2001:db8:ffff:ffff::1]:1"
+	clients := []string{"192.0.2.1:1", "192.0.2.2:1"}
+	// waits returns when the requests of the honest left, and how many of the attacker's were
+	// admitted.
+	waits := func(attacked bool) (left []string, admitted int, st shaper.GroupStats) {
+		playKeys(t, "inf", func(g *groupStage) {
+			group, err := shaper.NewGroup(limitsUnderAttack, shaper.WithMaxKeys(maxKeys))
+			require.NoError(t, err)
+			defer group.Close()
+			h := group.Middleware(shaper.ByClientIP())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			require.Equal(t, 200, from(h, attacker))
+			spoofed := 0
+			for i := range 100 {
+				g.at(time.Duration(i) * 45 * ms) // Faster than they leave.
+				for _, client := range clients {
+					go func() { g.note(fmt.Sprint(client, " ", i, " ", from(h, client))) }()
+				}
+				g.at(time.Since(g.start))
+				if !attacked {
+					continue
+				}
+				for range 50 {
+					if from(h, network64(spoofed)) == 200 {
+						admitted++
+					}
+					spoofed++
+					require.Equal(t, 429, from(h, attacker), "he has had his own")
+					require.Equal(t, 429, from(h, attacker, "X-Forwarded-For: "+network64(spoofed)))
+				}
+			}
+			own, err := group.Limiter("2001:db8:ffff:ffff::/64").Forecast(1)
+			require.Equal(t, fmt.Sprintf("full, retry %v", time.Hour-time.Since(g.start)), outcome(err))
+			require.Zero(t, own)
+			st = group.Stats()
+			g.at(time.Minute)
+			left = byInstant(g.log)
+			g.log = nil
+		})
+		return left, admitted, st
+	}
+	alone, _, _ := waits(false)
+	attacked, admitted, st := waits(true)
+	require.Len(t, alone, 200)
+	require.Equal(t, alone, attacked, "as if there was no attack")
+	require.Equal(t, maxKeys, st.Keys)
+	// Besides the buckets that were free, the attacker gets the shared ones, and each of those is
+	// for all keys that a hash puts there.
+	free := maxKeys - len(clients) - 1
+	require.GreaterOrEqual(t, admitted, free)
+	require.LessOrEqual(t, admitted, free+1024)
+	require.EqualValues(t, 5000-free, st.Overflowed)
+}
+
+// A second flood, of other addresses, finds the shared buckets as the first left them.
+func TestMoreSpoofedAddressesGainNothing(t *testing.T) {
+	t.Parallel()
+	playKeys(t, "1 per 1h", func(g *groupStage) {
+		admitted := func(from, to int) (n int) {
+			for i := from; i < to; i++ {
+				if g.Allow(network64(i)) {
+					n++
+				}
+			}
+			return n
+		}
+		require.Equal(t, 10, admitted(0, 10), "each has a bucket")
+		require.LessOrEqual(t, admitted(10, 20_000), 1024)
+		require.Zero(t, admitted(20_000, 40_000))
+		require.Zero(t, admitted(0, 40_000), "nor do the old ones begin anew")
+		g.at(30 * time.Minute)
+		require.Zero(t, admitted(0, 40_000))
+		require.Equal(t, 10, g.Group.Stats().Keys)
+		require.InEpsilon(t, 39_990, g.Group.Stats().RefusedKeys, 0.05)
+	}, shaper.WithMaxKeys(10))
+}
+
+// A flood takes the memory of a full table, however many addresses it makes up.
+func TestSpoofedAddressesTakeNoMoreMemory(t *testing.T) {
+	if underRace {
+		t.Skip("the race detector takes memory of its own")
+	}
+	const maxKeys = 10_000
+	empty := heapInUse()
+	group, err := shaper.NewGroup(limitsUnderAttack, shaper.WithMaxKeys(maxKeys))
+	require.NoError(t, err)
+	defer group.Close()
+	h := group.Middleware(shaper.ByClientIP())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	flood := func(begin, end int) (admitted int) {
+		for i := begin; i < end; i++ {
+			if from(h, network64(i)) == 200 {
+				admitted++
+			}
+		}
+		return admitted
+	}
+	require.Equal(t, maxKeys, flood(0, maxKeys))
+	require.LessOrEqual(t, flood(maxKeys, 5*maxKeys), 1024, "all shared buckets are in use")
+	full := heapInUse()
+	more := rounds(30_000, 1_000_000, 1_000_000)
+	require.LessOrEqual(t, flood(5*maxKeys, 5*maxKeys+more), 1024)
+	require.Less(t, heapInUse()-full, int64(256<<10), "%d addresses more", more)
+	require.Less(t, full-empty, int64(5<<20), "500 bytes for a key that has been refused")
+	require.Equal(t, maxKeys, group.Stats().Keys)
+	require.InEpsilon(t, 4*maxKeys+more, group.Stats().RefusedKeys, 0.05)
+}
+
+// It is known who it was.
+func TestTopOfAGroup(t *testing.T) {
+	for name, opts := range map[string][]shaper.GroupOption{"real": nil, "dry run": {shaper.WithDryRun()}} {
+		t.Run(name, func(t *testing.T) {
+			playKeys(t, "1/s burst 2 depth 1", func(g *groupStage) {
+				for range 5 { // Two leave, one waits, two are refused.
+					go func() { _ = g.Wait(context.Background(), "often") }()
+				}
+				g.at(0)
+				go func() { _ = g.WaitN(context.Background(), "waits", 2) }()
+				g.at(0)
+				go func() { _ = g.WaitN(context.Background(), "waits", 1) }()
+				g.at(0)
+				require.True(t, g.AllowN("never", 2))
+				require.True(t, g.AllowN("allow", 2))
+				require.Equal(t, opts != nil, g.AllowN("allow", 2))
+				require.NoError(t, ignore(g.Limiter("never").Forecast(1)))
+				want := []watch.KeyCount[string]{{Key: "often", Count: 3}, {Key: "waits", Count: 1}, {Key: "allow", Count: 1}}
+				require.Equal(t, want, g.Top(9))
+				require.Equal(t, want[:1], g.Top(1))
+				require.Empty(t, g.Top(0))
+				refused := g.Group.Stats().RefusedKeys // Two, but once in thousands their hashes meet.
+				require.NotZero(t, refused)
+				require.LessOrEqual(t, refused, uint64(2), "who waited was not refused")
+				g.at(time.Minute)
+				g.gone()
+				require.Equal(t, want, g.Top(9), "their buckets are gone")
+				require.Equal(t, refused, g.Group.Stats().RefusedKeys)
+				go func() { _ = g.WaitN(context.Background(), "often", 3) }()
+				g.at(time.Minute + 2*time.Second)
+				require.Equal(t, want, g.Top(9), "it left at once, from an empty bucket")
+			}, opts...)
+		})
+	}
+}
+
+func ignore(_ time.Duration, err error) error { return err }
+
+var routes = []string{
+	"POST /login",
+	"GET /orders/{id}",
+	"/orders/{id}/{$}",
+	"/static/",
+	"/old/{$}",
+	"/any/{name}/",
+	"admin.example.com/",
+	"admin.example.com/static/",
+	"CONNECT /tunnel/{to}",
+	"/tunnel/{to}/",
+	"/a%2Fb/",
+}
+
+// A routed is a mux that notes which route's handler has run; "" if none has.
+type routed struct {
+	*http.ServeMux
+	ran string
+}
+
+func newRouted() *routed {
+	s := &routed{ServeMux: http.NewServeMux()}
+	for _, route := range routes {
+		s.HandleFunc(route, func(http.ResponseWriter, *http.Request) { s.ran = route })
+	}
+	return s
+}
+
+// run serves r and returns the route whose handler has run.
+func (s *routed) run(r *http.Request) string {
+	s.ran = ""
+	s.ServeHTTP(httptest.NewRecorder(), r)
+	return s.ran
+}
+
+// readRequest parses the text of a request, as a server does.
+func readRequest(text string) (*http.Request, error) {
+	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(strings.ReplaceAll(text, "\n", "\r\n") + "\r\n\r\n")))
+	if err == nil {
+		r.RemoteAddr = somebody
+	}
+	return r, err
+}
+
+func TestByRoute(t *testing.T) {
+	s := newRouted()
+	for _, test := range []struct {
+		line, host string
+		want       string // the key
+		runs       bool   // the handler of that route
+	}{
+		{"POST /login", "", "POST /login", true},
+		{"POST /login?next=/orders/1", "", "POST /login", true},
+		{"GET /orders/1", "", "GET /orders/{id}", true},
+		{"GET /orders/POST%20%2Flogin", "", "GET /orders/{id}", true},
+		{"HEAD /orders/2", "", "GET /orders/{id}", true},
+		{"GET http://elsewhere.example/orders/3", "", "GET /orders/{id}", true},
+		{"GET /static/a/b/c", "", "/static/", true},
+		{"DELETE /static/", "", "/static/", true},
+		{"GET /static/a", "admin.example.com", "admin.example.com/static/", true},
+		{"GET /static/a", "admin.example.com:8080", "admin.example.com/static/", true},
+		{"GET /nothing", "admin.example.com", "admin.example.com/", true},
+		{"GET /a%2Fb/c", "", "/a%2Fb/", true},
+
+		// The mux itself answers.
+		{"GET /nothing", "", "", false},
+		{"GET /login", "", "", false},
+		{"GET /POST%20/login", "", "", false},
+		{"GET /-", "", "", false},
+
+		// The mux redirects to a route.
+		{"GET /static", "", "/static/", false},
+		{"GET /old", "", "/old/{$}", false},
+		{"GET /any/login", "", "/any/{name}/", false},
+		{"POST //login", "", "POST /login", false},
+		{"POST /static/../login", "", "POST /login", false},
+		{"POST /x/../login?a=b", "", "POST /login", false},
+
+		// The mux redirects CONNECT neither to a clean path nor to another host, but
+		// does redirect it to a path with a slash, which it then returns in place of a
+		// pattern.
+		{"CONNECT /tunnel/x", "", "CONNECT /tunnel/{to}", true},
+		{"CONNECT /tunnel/x/", "", "/tunnel/{to}/", true},
+		{"CONNECT /static/../login", "", "/static/", true},
+		{"CONNECT /any/login", "", "", false},
+		{"CONNECT /static", "", "", false},
+		{"CONNECT /login", "", "", false},
+		{"CONNECT example.com:443", "example.com:443", "", false},
+		{"CONNECT other.example:443/static/x", "other.example", "/static/", true},
+		{"CONNECT other.example:443/any/login", "other.example", "", false},
+	} {
+		r, err := readRequest(test.line + " HTTP/1.1\nHost: " + test.host)
+		require.NoError(t, err)
+		require.Equal(t, test.want, keyOf(t, shaper.ByRoute(s.ServeMux), r), "%q", test.line)
+		ran := ""
+		if test.runs {
+			ran = test.want
+		}
+		require.Equal(t, ran, s.run(r), "%q", test.line)
+	}
+}
+
+// A route whose own handler redirects is a route like any other.
+func TestByRouteKnowsItsOwnRedirects(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.Handle("/moved", http.RedirectHandler("/here", http.StatusMovedPermanently))
+	require.Equal(t, "/moved", keyOf(t, shaper.ByRoute(mux), httptest.NewRequest("GET", "/moved", nil)))
+}
+
+func TestByRouteSeesRoutesThatComeLater(t *testing.T) {
+	mux := http.NewServeMux()
+	key := shaper.ByRoute(mux)
+	require.Equal(t, "", keyOf(t, key, httptest.NewRequest("GET", "/", nil)))
+	mux.Handle("/", http.NotFoundHandler())
+	require.Equal(t, "/", keyOf(t, key, httptest.NewRequest("GET", "/", nil)))
+}
+
+func TestByRouteNeedsAMux(t *testing.T) {
+	key, err := shaper.ByRoute(nil)(httptest.NewRequest("GET", "/", nil))
+	require.EqualError(t, err, "shaper: ByRoute: mux is nil, must be the ServeMux whose routes are meant")
+	require.Empty(t, key)
+}
+
+// A program looks up a rule under the first part of the key. Whatever a client sends,
+// this must be the rule of the route whose handler runs. If no handler runs, it may be
+// the rule of any route or of none.
+func FuzzNothingThatAClientSendsPicksAnotherRule(f *testing.F) {
+	for _, line := range []string{
+		"POST /login", "GET /orders/POST%20%2Flogin", "GET /static/../login", "GET /any/login",
+		"CONNECT /any/login", "CONNECT /-", "CONNECT /any/x/../y", "CONNECT a/any/login", "GET *", "OPTIONS *",
+		"CONNECT /orders/%7Bid%7D", "CONNECT /any/{name}", "CONNECT /a%2Fb", "CONNECT //any//x",
+	} {
+		f.Add(line, "example.com", "eve", "192.0.2.1")
+		f.Add(line, "admin.example.com", "../POST %2Flogin/", "login/, 10.0.0.1")
+	}
+	f.Add("GET /", "", "", "")
+	f.Add("POST /login", "-", "-\nX-User: -", "-")
+	s := newRouted()
+	key := shaper.By(shaper.ByRoute(s.ServeMux), shaper.ByHeader("X-User"), shaper.ByHeader("Host"), shaper.ByClientIP(prefixes("203.0.113.0/24")...))
+	rules := map[string]string{"-": ""} // routes, by the names of their rules
+	for _, route := range routes {
+		rules[shaper.Join(route)] = route
+	}
+	require.Len(f, rules, len(routes)+1, "each route has a rule of its own")
+	require.NotContains(f, slices.Collect(maps.Keys(rules)), "")
+	f.Fuzz(func(t *testing.T, line, host, user, forwarded string) {
+		r, err := readRequest(line + " HTTP/1.1\nHost: " + host + "\nX-User: " + user + "\nX-Forwarded-For: " + forwarded)
+		if err != nil {
+			return // A server would not accept this request.
+		}
+		k := keyOf(t, key, r)
+		require.Equal(t, 3, strings.Count(k, "/"), "%q", k)
+		name, _, _ := strings.Cut(k, "/")
+		require.Contains(t, rules, name)
+		if ran := s.run(r); ran != "" {
+			require.Equal(t, ran, rules[name])
+		}
 	})
 }

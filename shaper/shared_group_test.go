@@ -2,9 +2,11 @@ package shaper_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -375,5 +377,278 @@ func TestPredictionsUseTheShare(t *testing.T) {
 		err = s.Wait(p.t.Context())
 		require.ErrorIs(t, err, shaper.ErrQueueFull)
 		require.LessOrEqual(t, refusal(t, err).RetryAfter, 200*ms, "that is how long the slots of four batches take")
+	})
+}
+
+// A process that changes the rate goes on with the slots that it has leased, so requests leave however
+// often it does, and Shutdown ends: never faster than at the greatest of the rates, and one process
+// alone no slower than at the least. Of several each lengthens, by a cut, the time of what all have leased.
+func TestRequestsLeaveHoweverOftenTheRateIsChanged(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		limits    string
+		every     time.Duration
+		rates     []rate.Limit
+		processes int // each of which changes the rate
+		cost      int
+		opts      []any
+		rtt       time.Duration
+	}{
+		{"5/s depth 99", 100 * ms, []rate.Limit{5, 6, 7, 8, 9, 10}, 1, 1, nil, 2 * ms},
+		{"5/s depth 99", 100 * ms, []rate.Limit{10, 9, 8, 7, 6, 5}, 1, 1, nil, 2 * ms},
+		{"5/s depth 99", 100 * ms, []rate.Limit{5, 10}, 1, 1, nil, 2 * ms},
+		{"5/s depth 99", 3 * ms, []rate.Limit{5, 10}, 1, 1, nil, 20 * ms},
+		{"5/s depth 99", 100 * ms, []rate.Limit{5, 10}, 1, 3, nil, 2 * ms},
+		{"50/s burst 20 depth 99", 10 * ms, []rate.Limit{50, 100, 75}, 1, 2, nil, 2 * ms},
+		{"50/s depth 99", 10 * ms, []rate.Limit{50, 100, 75}, 3, 1, nil, 2 * ms},
+		{"5/s depth 99", 100 * ms, []rate.Limit{5, 10}, 3, 1, nil, 20 * ms},
+		{"5/s depth 99", 100 * ms, []rate.Limit{5, 10}, 1, 1, []any{shaper.WithFairQueue(nil)}, 2 * ms},
+	} {
+		t.Run(fmt.Sprintf("%s, %v each %v, %d processes, cost %d, %v", c.limits, c.rates, c.every, c.processes, c.cost, c.rtt), func(t *testing.T) {
+			t.Parallel()
+			share(t, c.processes, c.limits, c.rtt, func(p *processes) {
+				changes, stop := context.WithCancel(context.Background())
+				var changing sync.WaitGroup
+				defer func() {
+					stop()
+					changing.Wait()
+				}()
+				slowest, fastest := c.rates[0], c.rates[0]
+				for _, r := range c.rates {
+					slowest, fastest = min(slowest, r), max(fastest, r)
+				}
+				p.limits.Rate = slowest
+				for i, s := range p.all {
+					changing.Go(func() {
+						time.Sleep(time.Duration(i) * c.every / 3)
+						for k := i; changes.Err() == nil; k++ {
+							l := p.limits
+							l.Rate = c.rates[k%len(c.rates)]
+							require.NoError(p.t, s.SetLimits(l))
+							time.Sleep(c.every)
+						}
+					})
+				}
+				const each = 30
+				for i := range p.all {
+					for range each {
+						p.arrive(i, c.cost)
+					}
+				}
+				whole := time.Duration(float64(each*c.processes*c.cost) / float64(slowest) * float64(time.Second))
+				p.at(whole / 3)
+				left := len(p.departures())
+				require.GreaterOrEqual(p.t, left, each*c.processes/6, "of %d", each*c.processes)
+				done := make(chan error)
+				for _, s := range p.all {
+					go func() { done <- s.Shutdown(context.Background()) }()
+				}
+				for range p.all {
+					require.NoError(p.t, <-done)
+				}
+				require.Less(p.t, time.Since(p.start), whole*time.Duration(min(2, c.processes)))
+				p.limits.Rate = fastest
+				p.lateness = max(20*ms, 2*c.rtt+ms, time.Duration(float64(time.Second)/float64(slowest)))
+				p.check()
+			}, c.opts...)
+		})
+	}
+}
+
+// What a process has leased leaves when it was due, whoever changes the rate. If the state is lost then,
+// the process has its slots in the level all the same, so nothing leaves in their place.
+func TestWhatIsLeasedLeavesWhenItWasDueThoughTheRateChanges(t *testing.T) {
+	for _, limits := range []string{"100/s depth 99", "100/s burst 5 depth 99"} {
+		for _, to := range []rate.Limit{1, 10, 400} {
+			for _, by := range []int{0, 1} {
+				for _, lost := range []bool{false, true} {
+					if lost && by > 0 {
+						continue // The other one has a right to what has been lost.
+					}
+					why := fmt.Sprintf("%s to %v/s by process %d, lost: %v", limits, to, by, lost)
+					share(t, 2, limits, 2*ms, func(p *processes) {
+						for range 30 {
+							p.arrive(0, 1)
+						}
+						p.at(105 * ms)
+						before := len(p.departures())
+						held := p.all[0].Stats().Bucket.Held
+						require.Positive(p.t, held)
+						l := p.limits
+						l.Rate = to
+						require.NoError(p.t, p.all[by].SetLimits(l))
+						if by > 0 {
+							go func() { _ = p.wait(context.Background(), by, 1) }() // It tells the Bucket.
+						}
+						if lost {
+							p.Wipe()
+						}
+						p.at(40 * time.Second)
+						var own []time.Duration
+						for _, d := range p.departures() {
+							if d.Process == 0 {
+								own = append(own, d.At)
+							}
+						}
+						require.Len(p.t, own, 30, why)
+						for i, at := range own[before-1 : before+int(held)] {
+							require.InDelta(p.t, own[before-1]+time.Duration(i)*10*ms, at, float64(10*us), why)
+						}
+						last := before + int(held) - 1
+						interval := time.Duration(float64(time.Second) / float64(to))
+						require.GreaterOrEqual(p.t, own[last+2]-own[last], interval-10*us, why)
+						require.Zero(p.t, p.all[0].Stats().Bucket.Dropped, why)
+						p.limits.Rate = max(100, to)
+						p.check()
+					})
+				}
+			}
+		}
+	}
+}
+
+// In an outage a request in line is refused when its patience or its bound ends, whichever comes first; at one
+// instant it is the outage that it is told of.
+func TestInAnOutagePatienceAndBoundEndWaitsWhicheverComesFirst(t *testing.T) {
+	const ends = 1750 * ms // of the patience: the outage begins at 750 ms
+	for _, test := range []struct {
+		bound time.Duration
+		at    time.Duration
+		why   error
+	}{
+		{ends - 1, ends - 1, shaper.ErrTooLate},
+		{ends, ends, shaper.ErrUnavailable},
+		{ends + 1, ends, shaper.ErrUnavailable},
+	} {
+		during(t, "10/s depth 99", func(o *outage) {
+			o.beginsWith(o.t.Context(), 4)
+			o.at(3 * time.Second)
+			require.Len(t, o.ends, 4)
+			for _, e := range o.ends {
+				require.Equal(t, test.at, e.at)
+				require.Equal(t, test.why, refusal(t, e.err).Reason)
+				require.Positive(t, refusal(t, e.err).RetryAfter)
+				require.Contains(t, o.told, e)
+			}
+			st := o.Stats()
+			require.EqualValues(t, 4, st.Refused)
+			require.EqualValues(t, 4, st.TooLate+st.Unavailable)
+			require.Equal(t, test.why == shaper.ErrTooLate, st.TooLate == 4)
+		}, shared.Options{Patience: time.Second}, shaper.WithLineTimeout(test.bound))
+	}
+}
+
+// A client that comes back sooner would be refused again.
+func TestABoundInAnOutageTellsWhenTheBucketIsAskedAgain(t *testing.T) {
+	for _, patience := range []time.Duration{-1, time.Hour} {
+		during(t, "10/s depth 99", func(o *outage) {
+			o.beginsWith(o.t.Context(), 4)
+			o.at(9 * time.Second)
+			require.Len(t, o.ends, 4)
+			newcomer := refusal(t, o.Wait(o.t.Context()))
+			require.Equal(t, shaper.ErrUnavailable, newcomer.Reason)
+			for _, e := range o.ends {
+				require.Equal(t, 9*time.Second, e.at)
+				require.Equal(t, shaper.ErrTooLate, refusal(t, e.err).Reason)
+				require.Equal(t, newcomer.RetryAfter, refusal(t, e.err).RetryAfter)
+			}
+		}, shared.Options{Patience: patience}, shaper.WithLineTimeout(9*time.Second))
+	}
+}
+
+// With a fallback the line goes on, at another rate, and those who can't leave in time are refused.
+func TestABoundHoldsInAFallback(t *testing.T) {
+	during(t, "10/s depth 99", func(o *outage) {
+		o.beginsWith(o.t.Context(), 5)
+		o.at(20 * time.Second)
+		left := 0
+		for _, e := range o.ends {
+			require.LessOrEqual(t, e.waited, 3*time.Second)
+			if e.err == nil {
+				left++
+				continue
+			}
+			require.Equal(t, 3*time.Second, e.at)
+			require.Equal(t, shaper.ErrTooLate, refusal(t, e.err).Reason)
+		}
+		require.Len(t, o.ends, 5)
+		require.Equal(t, 3, left)
+	}, shared.Options{Fallback: shared.FallbackLocal(10)}, shaper.WithLineTimeout(3*time.Second))
+}
+
+// Units that come when nobody is in line any more are for others.
+func TestABoundThatComesWhileTheBucketIsAskedKeepsNothingLeased(t *testing.T) {
+	during(t, "100/s depth 99", func(o *outage) {
+		o.SetDelay(50*ms, 50*ms)
+		o.enter(o.t.Context(), 3)
+		o.at(60 * ms)
+		require.Len(t, o.ends, 3)
+		for _, e := range o.ends {
+			require.Equal(t, 60*ms, e.at)
+			require.Equal(t, shaper.ErrTooLate, refusal(t, e.err).Reason)
+		}
+		o.at(time.Second)
+		b := o.Stats().Bucket
+		require.Positive(t, b.Leased)
+		require.Equal(t, b.Leased, b.GivenBack+b.Dropped)
+		o.SetDelay(ms, ms)
+		require.NoError(t, o.Wait(o.t.Context()), "the line goes on")
+	}, shaper.WithLineTimeout(60*ms))
+}
+
+// Whoever waits longer than the prediction, as other processes take their share, is refused at the bound.
+func TestOtherProcessesMakeNoWaitLongerThanItsBound(t *testing.T) {
+	share(t, 2, "10/s depth 99", 2*ms, func(p *processes) {
+		var mu sync.Mutex
+		var waits []string
+		for range 10 { // Alone the last would leave after 0.9 s.
+			go func() {
+				came := time.Now()
+				err := p.wait(context.Background(), 0, 1)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					waits = append(waits, fmt.Sprint(time.Since(came), " ", refusal(t, err).Reason))
+				}
+			}()
+			synctest.Wait()
+		}
+		stop := p.saturate(20, 1)
+		time.Sleep(3 * time.Second)
+		stop()
+		mu.Lock()
+		defer mu.Unlock()
+		require.NotEmpty(t, waits)
+		require.Less(t, len(waits), 9)
+		require.Len(t, slices.Compact(waits), 1)
+		require.Equal(t, "1s shaper: would leave too late", waits[0])
+	}, shaper.WithLineTimeout(time.Second))
+}
+
+// In a Group of shared buckets each key is asked for by itself, and each request has its own bound.
+func TestBoundsInAGroupOfSharedBuckets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(ms, ms)
+		g := sharedGroup(t, m, shaper.Limits{Rate: 10, Depth: 99}, shared.Options{Patience: time.Hour}, shaper.WithLineTimeout(2*time.Second))
+		require.NoError(t, g.Wait(t.Context(), "a"))
+		require.NoError(t, g.Wait(t.Context(), "b"))
+		start := time.Now()
+		m.Fail(faultOf(buckettest.LoseRequest)) // It counts as an outage after 500 ms.
+		var all sync.WaitGroup
+		for i, key := range []string{"a", "b", "a", "b"} {
+			all.Go(func() {
+				time.Sleep(time.Duration(i) * 10 * ms)
+				err := g.Wait(context.Background(), key)
+				require.Equal(t, shaper.ErrTooLate, refusal(t, err).Reason)
+				require.Equal(t, 2*time.Second, time.Since(start)-time.Duration(i)*10*ms)
+			})
+		}
+		all.Wait()
+		require.EqualValues(t, 4, g.Stats().TooLate)
+		m.Fail(nil)
+		time.Sleep(5 * time.Second)
+		require.NoError(t, g.Wait(t.Context(), "a"))
+		require.NoError(t, g.Close())
 	})
 }

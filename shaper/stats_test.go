@@ -3,15 +3,21 @@ package shaper_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/watch"
 )
 
 func TestStatsAreTheStateOfOneInstant(t *testing.T) {
@@ -307,4 +313,403 @@ func TestAnAbandonmentIsToldBeforeThoseItLetsGo(t *testing.T) {
 		}, lines)
 		require.NoError(t, g.Close())
 	}, shaper.WithTrace(trace))
+}
+
+// spread returns the bounds and counts of a Histogram.
+func spread(h watch.Histogram) map[float64]uint64 { return maps.Collect(h.Buckets()) }
+
+// atOne is the upper bound of the bucket around 1.
+var atOne = math.Exp2(1. / 16)
+
+// A line leaves as a comb, so that all spacings are 1: also of requests that differ in
+// cost, below Burst and beyond, and from a departure before the line began.
+func TestSpacingOfACombIsOne(t *testing.T) {
+	for name, tt := range map[string]struct {
+		limits shaper.Limits
+		costs  []int
+		line   uint64 // how many of them wait
+	}{
+		"cost 1":               {shaper.Limits{Rate: 100, Depth: 9}, []int{1, 1, 1}, 2},
+		"a rate beside the ns": {shaper.Limits{Rate: 3, Depth: 9}, []int{1, 1, 1, 1}, 3},
+		"costs beyond Burst":   {shaper.Limits{Rate: 100, Depth: 9}, []int{3, 1, 5, 2, 7}, 4},
+		"costs within Burst":   {shaper.Limits{Rate: 100, Burst: 10, Depth: 9}, []int{10, 3, 1, 5, 2, 7}, 5},
+		"costs on both sides":  {shaper.Limits{Rate: 100, Burst: 4, Depth: 9}, []int{9, 3, 6, 4, 5, 1, 1}, 6},
+		"after a burst":        {shaper.Limits{Rate: 100, Burst: 3, Depth: 9}, []int{1, 1, 1, 1, 1}, 2},
+		"a high rate":          {shaper.Limits{Rate: 1e6, Depth: 9}, []int{1, 1, 1}, 2},
+		"a low rate":           {shaper.Limits{Rate: 1. / 86400, Depth: 9}, []int{1, 1, 1}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(12345 * time.Microsecond)
+				s := mustMake(t, tt.limits)
+				dry, err := shaper.New(tt.limits, shaper.WithDryRun())
+				require.NoError(t, err)
+				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return tt.limits, nil })
+				require.NoError(t, err)
+				time.Sleep(678 * time.Microsecond)
+				for _, wait := range []func(context.Context, int) error{s.WaitN, dry.WaitN, g.Limiter("key").WaitN} {
+					enters(wait, tt.costs...)
+				}
+				time.Sleep(30 * 24 * time.Hour)
+				for name, h := range map[string]watch.Histograms{"Shaper": s.Histograms(), "dry run": dry.Histograms(), "Group": g.Histograms()} {
+					require.Equal(t, map[float64]uint64{atOne: tt.line}, spread(h.Spacing), name)
+					require.InDelta(t, float64(tt.line), h.Spacing.Sum(), 1e-4, name)
+					require.Equal(t, uint64(len(tt.costs)), h.Wait.Count(), name)
+					require.Equal(t, uint64(len(tt.costs))-tt.line, spread(h.Wait)[0], name)
+				}
+				require.InDelta(t, s.Stats().TotalWait.Seconds(), s.Histograms().Wait.Sum(), 1e-9)
+			})
+		})
+	}
+}
+
+// What keeps a line beside the schedule shows as a longer spacing, as long as there is a
+// departure from which to count.
+func TestSpacingTellsWhatIsNoComb(t *testing.T) {
+	spacings := func(t *testing.T, l shaper.Limits, timeline func(s *shaper.Shaper)) []float64 {
+		var got []float64
+		synctest.Test(t, func(t *testing.T) {
+			s := mustMake(t, l)
+			timeline(s)
+			time.Sleep(time.Hour)
+			h := s.Histograms().Spacing
+			for bound, n := range h.Buckets() {
+				got = append(got, slices.Repeat([]float64{math.Round(bound/atOne*10) / 10}, int(n))...)
+			}
+		})
+		return got
+	}
+	plain := shaper.Limits{Rate: 100, Depth: 9}
+	require.Equal(t, []float64{1, 10.4}, spacings(t, plain, func(s *shaper.Shaper) {
+		enters(s.WaitN, 1, 1, 1)
+		s.Hold(100 * msec)
+	}), "the second leaves at 100 ms, and the third at 110: the bucket has leaked meanwhile")
+	require.Equal(t, []float64{1}, spacings(t, plain, func(s *shaper.Shaper) {
+		s.Hold(100 * msec)
+		enters(s.WaitN, 1, 1)
+	}), "nothing left before the hold")
+	require.Equal(t, []float64{1, 10.4}, spacings(t, plain, func(s *shaper.Shaper) {
+		enters(s.WaitN, 2, 3, 1)
+		s.Hold(200 * msec)
+		time.Sleep(150 * msec)
+		s.Stats() // Brings the level up to now.
+	}), "the second leaves at 200 ms instead of 20")
+	require.Empty(t, spacings(t, shaper.Limits{Rate: rate.Inf, Depth: 9}, func(s *shaper.Shaper) {
+		s.Hold(100 * msec)
+		enters(s.WaitN, 1, 1)
+	}), "at rate.Inf there is no interval")
+	require.Equal(t, []float64{1, 1}, spacings(t, plain, func(s *shaper.Shaper) {
+		enters(s.WaitN, 1, 1, 1, 1)
+		time.Sleep(5 * msec)
+		require.NoError(t, s.SetLimits(shaper.Limits{Rate: 10, Depth: 9}))
+	}), "a spacing of two rates is not counted, and those after it are of the new one")
+	require.Empty(t, spacings(t, shaper.Limits{Rate: 100, Burst: 5}, func(s *shaper.Shaper) {
+		for range 9 {
+			s.Allow()
+			time.Sleep(msec)
+		}
+	}), "requests that find no line are not counted")
+}
+
+// Whatever the departure before a line was like, one that leaves exactly on schedule must not
+// be shown as uneven.
+func TestSpacingOfTheFirstOutOfALineDoesNotLookUneven(t *testing.T) {
+	wait := func(t *testing.T, s *shaper.Shaper, n int64, waits time.Duration) {
+		t.Helper()
+		begun := time.Now()
+		require.NoError(t, s.WaitN(t.Context(), int(n)))
+		require.Equal(t, waits, time.Since(begun))
+	}
+	abandoned := func(t *testing.T, s *shaper.Shaper, n int) (giveUp func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { _ = s.WaitN(ctx, n) }()
+		synctest.Wait()
+		return cancel
+	}
+	const beyond32 = "a cost beyond 32 bits"
+	for name, tt := range map[string]struct {
+		limits   shaper.Limits
+		timeline func(t *testing.T, s *shaper.Shaper)
+		counted  uint64
+	}{
+		"a level below Burst": {shaper.Limits{Rate: 1, Burst: 2, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 1, 0)
+			time.Sleep(500 * msec)
+			wait(t, s, 1, 0)
+			time.Sleep(100 * msec)
+			wait(t, s, 1, 400*msec)
+		}, 1},
+		"costs within Burst": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 3, 0)
+			wait(t, s, 4, 2*time.Second)
+		}, 1},
+		beyond32: {shaper.Limits{Rate: 1e9, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 6e9, 0)
+			wait(t, s, 1, 6*time.Second)
+		}, 1},
+		"a Burst beyond 24 bits": {shaper.Limits{Rate: 1e6, Burst: 1e9, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 1e9, 0)
+			wait(t, s, 1, time.Microsecond)
+			enters(s.WaitN, 3, 1, 2)
+		}, 4},
+		"a departure long ago": {shaper.Limits{Rate: 1000, Burst: 10000, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 10000, 0)
+			time.Sleep(5 * time.Second)
+			wait(t, s, 8000, 3*time.Second)
+		}, 1},
+		"a change while nobody waits": {shaper.Limits{Rate: 1, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 1, 0)
+			time.Sleep(500 * msec)
+			require.NoError(t, s.SetLimits(shaper.Limits{Rate: 10, Depth: 9}))
+			wait(t, s, 1, 50*msec)
+		}, 1},
+		"whom a costlier one kept": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 4, 0)
+			giveUp := abandoned(t, s, 5)
+			enters(s.WaitN, 1, 1, 1, 1)
+			time.Sleep(500 * msec)
+			giveUp() // The first leaves at once, the second at level 4, and the others one by one.
+		}, 2},
+		"whom a costlier one has kept": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			giveUp := abandoned(t, s, 5)
+			enters(s.WaitN, 1)
+			time.Sleep(2 * time.Second)
+			giveUp()
+		}, 0},
+		"a retry that is due": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			enters(s.WaitN, 5, 1)
+			time.Sleep(2 * time.Second)
+			_, err := shaper.EnterAsReentry(s, t.Context(), 1)
+			require.NoError(t, err)
+		}, 1}, // That of the last one.
+		"a settle while requests wait": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			settle, err := s.Reserve(t.Context(), 5)
+			require.NoError(t, err)
+			enters(s.WaitN, 1, 1, 1)
+			time.Sleep(500 * msec)
+			settle(6)
+			leaveAfter(t, s, 1500*msec)
+		}, 2},
+		"AtMost while requests wait": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			enters(s.WaitN, 1, 1, 1)
+			time.Sleep(500 * msec)
+			s.AtMost(0)
+			leaveAfter(t, s, time.Second)
+		}, 2},
+		"Restore while requests wait": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			enters(s.WaitN, 1, 1, 1)
+			time.Sleep(500 * msec)
+			other := mustMake(t, s.Limits())
+			wait(t, other, 5, 0)
+			saved, err := other.Snapshot()
+			require.NoError(t, err)
+			require.NoError(t, s.Restore(saved))
+			leaveAfter(t, s, time.Second)
+		}, 2},
+		"new Limits while requests wait": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			enters(s.WaitN, 1, 1, 1)
+			time.Sleep(500 * msec)
+			require.NoError(t, s.SetLimits(shaper.Limits{Rate: 0.5, Burst: 5, Depth: 9}))
+			leaveAfter(t, s, time.Second)
+		}, 2},
+		"a slot that is given back": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			late := newLateCancel()
+			go func() { _ = s.Wait(late) }()
+			synctest.Wait()
+			enters(s.WaitN, 1, 1, 1)
+			late.end()
+			leaveAfter(t, s, time.Second)
+		}, 3}, // With that of the one that has given it back.
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name == beyond32 && strconv.IntSize == 32 {
+				t.Skip("no cost is")
+			}
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(12345 * time.Microsecond)
+				s := mustMake(t, tt.limits)
+				time.Sleep(678 * time.Microsecond)
+				tt.timeline(t, s)
+				time.Sleep(time.Hour)
+				if tt.counted == 0 {
+					require.Empty(t, spread(s.Histograms().Spacing))
+					return
+				}
+				require.Equal(t, map[float64]uint64{atOne: tt.counted}, spread(s.Histograms().Spacing))
+			})
+		})
+	}
+}
+
+// leaveAfter asserts that a request leaves after a time, and none before it.
+func leaveAfter(t *testing.T, s *shaper.Shaper, d time.Duration) {
+	t.Helper()
+	waiting := s.Stats().Waiting
+	time.Sleep(d - 1)
+	require.Equal(t, waiting, s.Stats().Waiting)
+	time.Sleep(time.Nanosecond)
+	synctest.Wait()
+	require.Less(t, s.Stats().Waiting, waiting)
+}
+
+// A key that gets a bucket of its own goes on from the latest departure of the one that it has
+// shared. Counted from when the Group was made, a long pause would look like a comb.
+func TestSpacingGoesOnFromASharedBucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limits := func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil }
+		g, err := shaper.NewGroup(limits, shaper.WithMaxKeys(1))
+		require.NoError(t, err)
+		time.Sleep(1000 * time.Second)
+		require.True(t, g.Allow("a"), "takes the only place")
+		enters(g.Limiter("b").WaitN, 1, 1, 1, 1) // They share a bucket, and leave until 1003 s.
+		time.Sleep(2500 * msec)
+		enters(g.Limiter("b").WaitN, 1) // At 1004 s, from a bucket of its own.
+		require.Len(t, g.Limiter("b").Line(9), 1)
+		g.Limiter("b").Hold(10 * time.Second) // At 1012.5 s instead; the latest left at 1002 s.
+		time.Sleep(time.Minute)
+		h := g.Histograms().Spacing
+		require.Equal(t, uint64(4), h.Count())
+		require.InDelta(t, 3+10.5/2, h.Sum(), 1e-4)
+	})
+}
+
+// A single caller in a loop finds no line, and leaves one behind that a Group forgets.
+func TestSpacingOfASingleCallerInALoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limits := shaper.Limits{Rate: 100, Depth: 1}
+		s := mustMake(t, limits)
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil })
+		require.NoError(t, err)
+		for _, wait := range []func(context.Context) error{s.Wait, func(ctx context.Context) error { return g.Wait(ctx, "key") }} {
+			for range 10 {
+				require.NoError(t, wait(t.Context()))
+			}
+		}
+		require.Equal(t, map[float64]uint64{atOne: 9}, spread(s.Histograms().Spacing))
+		require.Equal(t, map[float64]uint64{atOne: 9}, spread(g.Histograms().Spacing))
+	})
+}
+
+// No quantile is further off than it says.
+func TestQuantilesKeepTheirBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(1, 2))
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Burst: 3, Depth: 1 << 20}, shaper.WithDryRun())
+		require.NoError(t, err)
+		var waits []float64
+		for range 2000 {
+			ctx := shaper.ContextWithVerdict(t.Context())
+			require.NoError(t, s.WaitN(ctx, 1+r.IntN(4)))
+			verdict, _ := shaper.VerdictOf(ctx)
+			waits = append(waits, verdict.Wait.Seconds())
+			time.Sleep(time.Duration(r.ExpFloat64() * float64(2500*time.Microsecond)))
+		}
+		time.Sleep(time.Hour)
+		require.Zero(t, s.Stats().Waiting)
+		slices.Sort(waits)
+		h := s.Histograms().Wait
+		require.Equal(t, uint64(len(waits)), h.Count())
+		for _, q := range []float64{0, 0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1} {
+			value, within := h.Quantile(q)
+			want := waits[max(int(math.Ceil(q*float64(len(waits)))), 1)-1]
+			require.InDelta(t, want, value, within, "q=%v", q)
+			require.LessOrEqual(t, within, 0.0443*value+1e-12, "q=%v", q)
+		}
+	})
+}
+
+func TestAnEmptyHistogramHasNoQuantiles(t *testing.T) {
+	requireNaN := func(h watch.Histogram, q float64) {
+		t.Helper()
+		value, within := h.Quantile(q)
+		require.True(t, math.IsNaN(value) && math.IsNaN(within), q)
+	}
+	s := mustMake(t, shaper.Limits{Rate: 1})
+	requireNaN(watch.Histogram{}, 0.5)
+	requireNaN(s.Histograms().Wait, 0.5)
+	require.Empty(t, spread(s.Histograms().Wait))
+	require.True(t, s.Allow())
+	h := s.Histograms().Wait
+	for _, q := range []float64{-0.1, 1.1, math.NaN()} {
+		requireNaN(h, q)
+	}
+	value, within := h.Quantile(1)
+	require.Zero(t, value)
+	require.Zero(t, within)
+}
+
+// Sub gives the histogram of a window, and a Histogram does not change after it was taken.
+func TestHistogramOfAWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mustMake(t, shaper.Limits{Rate: 100, Depth: 9})
+		empty := s.Histograms()
+		enters(s.WaitN, 1, 1)
+		time.Sleep(time.Second)
+		first := s.Histograms()
+		enters(s.WaitN, 1, 3, 1)
+		time.Sleep(time.Second)
+		both := s.Histograms()
+		second := both.Wait.Sub(first.Wait)
+		require.Equal(t, uint64(3), second.Count())
+		require.InDelta(t, 0.05, second.Sum(), 1e-9)
+		require.Len(t, spread(second), 3)
+		require.Equal(t, uint64(1), spread(second)[0])
+		require.Equal(t, uint64(2), both.Spacing.Sub(first.Spacing).Count())
+		require.Equal(t, uint64(2), first.Wait.Count())
+		require.Equal(t, spread(first.Wait), spread(first.Wait.Sub(empty.Wait)))
+		require.Equal(t, spread(both.Wait), spread(both.Wait.Sub(watch.Histogram{})))
+		require.Zero(t, both.Wait.Sub(both.Wait).Count())
+		require.Zero(t, both.Wait.Sub(both.Wait).Sum())
+		require.Zero(t, first.Wait.Sub(both.Wait).Count(), "not earlier")
+		for range second.Buckets() {
+			break // An iterator may be left.
+		}
+	})
+}
+
+// eventHistograms counts what Histograms tells, but from the events of a Trace.
+type eventHistograms struct {
+	mu              sync.Mutex
+	left            time.Time
+	waits, spacings [512]uint64
+}
+
+func (h *eventHistograms) departed(_ context.Context, e shaper.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.count(&h.waits, e.Waited.Seconds())
+	if e.Waited > 0 { // Of the others Spacing says nothing.
+		h.count(&h.spacings, e.At.Sub(h.left).Seconds())
+	}
+	h.left = e.At
+}
+
+func (h *eventHistograms) count(into *[512]uint64, v float64) {
+	if v == 0 {
+		into[0]++
+		return
+	}
+	_, exponent := math.Frexp(v)
+	into[256+exponent]++
+}
+
+// BenchmarkHistogramsFedByEvents is BenchmarkConforming of Wait with the histograms fed by a
+// hook. Those of the Shaper itself are part of every other benchmark.
+func BenchmarkHistogramsFedByEvents(b *testing.B) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	eachParallelism(b, "call=Wait", func(b *testing.B) func() {
+		h := new(eventHistograms)
+		s, err := shaper.New(shaper.Limits{Rate: 1e9, Burst: 1e9, Depth: 1}, shaper.WithTrace(&shaper.Trace{Departed: h.departed}))
+		if err != nil {
+			b.Fatal(err)
+		}
+		return func() { _ = s.Wait(ctx) }
+	})
 }
