@@ -10,7 +10,8 @@ import (
 // choices.*.delta.content; * is each element of an array, and a path that begins with ** may stand anywhere in the document.
 type tree struct {
 	next  map[edge]int16
-	found []int // by node: 1 + the number of the place that is there; 0: none is
+	found []int     // by node: 1 + the number of the place that is there; 0: none is
+	begin [256]bool // the first bytes of the names that may stand anywhere: most names need no search
 }
 
 type edge struct {
@@ -32,6 +33,7 @@ func newTree(places ...string) *tree {
 		path, isAnywhere := strings.CutPrefix(place, "**.")
 		if isAnywhere {
 			node = anywhere
+			t.begin[path[0]] = true
 		}
 		for name := range strings.SplitSeq(path, ".") {
 			child := t.next[edge{node, name}]
@@ -56,6 +58,9 @@ func (t *tree) child(of int16, name []byte) int16 {
 		if n := t.next[edge{of, string(name)}]; n != nowhere {
 			return n
 		}
+	}
+	if len(name) == 0 || !t.begin[name[0]] {
+		return nowhere
 	}
 	return t.next[edge{anywhere, string(name)}]
 }
@@ -92,6 +97,7 @@ type walker struct {
 	nameLen   int // above the size of name: no place has such a name
 
 	inNumber  bool
+	found     int // of the place of the number
 	digits    [40]byte
 	digitsLen int
 }
@@ -136,7 +142,7 @@ func (w *walker) between(p []byte) int {
 		case ':':
 			w.wantsName = false
 		case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
-			w.inNumber, w.digitsLen = true, 0
+			w.inNumber, w.digitsLen, w.found = true, 0, w.tree.found[w.node()]
 			return i
 		}
 	}
@@ -205,14 +211,17 @@ func (w *walker) numberIn(p []byte) int {
 	for i, c := range p {
 		switch c {
 		case '-', '+', '.', 'e', 'E', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
+			if w.found == 0 {
+				continue
+			}
 			if w.digitsLen < len(w.digits) {
 				w.digits[w.digitsLen] = c
 			}
 			w.digitsLen++
 		default:
 			w.inNumber = false
-			if found := w.tree.found[w.node()]; found != 0 && w.digitsLen <= len(w.digits) {
-				w.on.number(found-1, w.digits[:w.digitsLen])
+			if w.found != 0 && w.digitsLen <= len(w.digits) {
+				w.on.number(w.found-1, w.digits[:w.digitsLen])
 			}
 			return i
 		}
