@@ -79,6 +79,7 @@ type furtherLevels interface {
 
 	attach(f *flow)
 	buckets() []bucket // that have these levels
+	named() []string   // their names
 
 	turnOf(n int64, costs *moreCosts) int64               // what a key pays for a turn, in a line with an order
 	tooCostly(costs *moreCosts) bool                      // whether a request can never fit at one of them

@@ -128,7 +128,7 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	case o.fair != nil:
 		return nil, errFairGroup
 	case len(o.meters) > 0:
-		return nil, errMetersGroup
+		return nil, errors.New("shaper: NewGroup: WithMeters is for a Shaper; the keys of a Group have a bucket each")
 	}
 	g := &Group[K]{limits: limits, maxKeys: int64(o.maxKeys), reloading: make(chan struct{}, 1)}
 	g.seed = maphash.MakeSeed()

@@ -2,7 +2,6 @@ package shaper
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -77,8 +76,6 @@ type MeterStats struct {
 	Missed    float64 // cost units lost to lateness beyond Limits.Slack
 }
 
-var errMetersGroup = errors.New("shaper: NewGroup: WithMeters is for a Shaper; the keys of a Group have a bucket each")
-
 // validateMeters returns why meters are invalid; nil if they are not.
 func validateMeters(ms []Meter) error {
 	if len(ms) > maxMore {
@@ -144,6 +141,7 @@ func (m *meters) attach(f *flow) {
 }
 
 func (m *meters) buckets() []bucket { return m.further }
+func (m *meters) named() []string   { return m.names }
 
 // at returns the bucket of a level, from 0.
 func (m *meters) at(level int) *bucket {

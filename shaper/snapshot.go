@@ -31,10 +31,11 @@ func (s *Shaper) Snapshot() ([]byte, error) {
 	s.mustBeMade()
 	s.lockFlow(&s.flow)
 	copied := s.flow.copy()
-	m := s.meters()
-	meters := make([]bucketCopy, len(m.further))
-	for i := range m.further {
-		meters[i] = m.further[i].copy()
+	var meters []bucketCopy
+	if s.further != nil {
+		for i := range s.further.buckets() {
+			meters = append(meters, s.further.buckets()[i].copy())
+		}
 	}
 	s.unlockAndArm()
 	at := time.Now()
@@ -42,7 +43,7 @@ func (s *Shaper) Snapshot() ([]byte, error) {
 	saved := savedShaper{savedHead: headOf(snapshotOfShaper, at), savedBucket: bucket}
 	for i := range meters {
 		level, _ := meters[i].saved(s.instantOf(at))
-		saved.Meters = append(saved.Meters, savedMeter{m.names[i], level})
+		saved.Meters = append(saved.Meters, savedMeter{s.further.named()[i], level})
 	}
 	return json.Marshal(saved)
 }
@@ -85,10 +86,11 @@ func (s *Shaper) Restore(data []byte) error {
 	}
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
-	for i, m := 0, s.meters(); i < len(m.further); i++ {
-		if read, ok := meters[m.names[i]]; ok {
-			m.further[i].idleUntil(now)
-			read.raise(&m.further[i], now)
+	for i := 0; s.further != nil && i < len(s.further.buckets()); i++ {
+		if read, ok := meters[s.further.named()[i]]; ok {
+			b := &s.further.buckets()[i]
+			b.idleUntil(now)
+			read.raise(b, now)
 		}
 	}
 	level.restore(&s.dispatcher, &s.flow, now)

@@ -261,6 +261,9 @@ func (m *simulator) settle() {
 func (m *simulator) depart() *waiter {
 	w := m.line[0]
 	at, decided := m.slot()
+	if w.bound == m.now && m.lateAt == m.now {
+		m.leaveOpen("a slot is handed on at a bound")
+	}
 	m.left++
 	m.line, m.frozen, m.ghosts = m.line[1:], nil, 0
 	if m.turns != nil {
