@@ -5,10 +5,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/gin-gonic/gin"
+	"github.com/go-chi/chi/v5"
+	"github.com/go-chi/chi/v5/middleware"
+	"github.com/labstack/echo/v5"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
@@ -89,4 +94,65 @@ func (site router) holds(t *testing.T) {
 	defer answer.Body.Close()
 	require.Equal(t, http.StatusTooManyRequests, answer.StatusCode)
 	require.Less(t, time.Since(start), enough/2)
+}
+
+// chi's middleware is net/http's.
+func TestChi(t *testing.T) {
+	router(func(shape func(http.Handler) http.Handler) http.Handler {
+		r := chi.NewRouter()
+		r.Use(middleware.Compress(5)) // A wrapper of the ResponseWriter, as there often is one.
+		r.Use(shape)
+		r.Post("/", func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) })
+		return r
+	}).holds(t)
+}
+
+// echo wraps it itself.
+func TestEcho(t *testing.T) {
+	router(func(shape func(http.Handler) http.Handler) http.Handler {
+		e := echo.New()
+		e.Use(echo.WrapMiddleware(shape))
+		e.POST("/", func(c *echo.Context) error {
+			_, err := io.Copy(c.Response(), c.Request().Body)
+			return err
+		})
+		return e
+	}).holds(t)
+}
+
+// gin has a middleware of its own kind, made by Gin.
+func TestGin(t *testing.T) {
+	gin.SetMode(gin.TestMode)
+	router(func(shape func(http.Handler) http.Handler) http.Handler {
+		r := gin.New()
+		r.Use(Gin(shape))
+		r.POST("/", func(c *gin.Context) { _, _ = io.Copy(c.Writer, c.Request.Body) })
+		return r
+	}).holds(t)
+}
+
+// In front of gin, a middleware with a cap passes on a ResponseWriter of its own. It must
+// have the methods that gin asserts.
+func TestGinStreamsBehindACap(t *testing.T) {
+	gin.SetMode(gin.TestMode)
+	s, err := shaper.New(shaper.Limits{Rate: 1000, InFlight: 1})
+	require.NoError(t, err)
+	r := gin.New()
+	r.GET("/", func(c *gin.Context) {
+		steps := 0
+		c.Stream(func(w io.Writer) bool {
+			steps++
+			_, _ = io.WriteString(w, "x")
+			return steps < 3
+		})
+	})
+	server := httptest.NewServer(shaper.Middleware(s)(r))
+	defer server.Close()
+	answer, err := server.Client().Get(server.URL)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, answer.StatusCode)
+	require.Equal(t, "xxx", string(text))
 }

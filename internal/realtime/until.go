@@ -4,6 +4,7 @@ package realtime
 
 import (
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"time"
 )
@@ -51,4 +52,34 @@ func Close(t testing.TB, server *httptest.Server) {
 		}
 		server.Close()
 	})
+}
+
+// tick is how long LongestStall sleeps at a time.
+const tick = 10 * time.Millisecond
+
+// LongestStall calls f, and returns for how long at a time, at most, a goroutine that only
+// sleeps was kept from running meanwhile. It is no sum, so it does not grow with the time that
+// f takes. The goroutine ends also if f ends the test.
+func LongestStall(f func()) (longest time.Duration) {
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for isOver := false; !isOver; {
+			began := time.Now()
+			select {
+			case <-time.After(tick):
+			case <-over:
+				isOver = true
+			}
+			longest = max(longest, time.Since(began)-tick)
+		}
+	}()
+	end := sync.OnceFunc(func() {
+		close(over)
+		<-ended
+	})
+	defer end()
+	f()
+	end()
+	return longest
 }

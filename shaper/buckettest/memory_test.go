@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"example.com/leakybucket/shaper/buckettest"
 	"example.com/leakybucket/shaper/shared"
@@ -198,4 +199,10 @@ func mistakes(t *testing.T) (found []string) {
 // Checks that need an optional method are left out where it is missing, and no other check is.
 func TestRunNeedsNoOptionalMethods(t *testing.T) {
 	require.Empty(t, told(t, func() shared.Bucket { return struct{ shared.Bucket }{newEngine("")} }))
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestMemoryIsABucket(t *testing.T) {
+	buckettest.Run(t, func(*testing.T) shared.Bucket { return buckettest.NewMemory() })
 }
