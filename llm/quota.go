@@ -189,8 +189,7 @@ func (l *Levels) Call(team, model string, r *http.Request) (*Call, error) {
 		return nil, err
 	}
 	if p, ok := r.Body.(*peeked); ok && !p.whole {
-		partial := *r
-		c.partial = &partial
+		c.partial = r.Clone(r.Context()) // Handlers behind may rewrite the request.
 	}
 	return c, nil
 }

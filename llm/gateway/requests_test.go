@@ -5,6 +5,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -148,4 +151,30 @@ func TestABrowsersPreflightPassesAGatewayWithTeams(t *testing.T) {
 		r.Method = http.MethodPost
 		require.Equal(t, http.StatusUnauthorized, g.call("", r).Code, "a call needs a token")
 	})
+}
+
+// A provider may answer before it has read all of a body, which then still passes while the call settles.
+func TestAnAnswerBeforeTheBodyHasPassed(t *testing.T) {
+	provider := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, `{"error":{"message":"the body is too long"}}`)
+	}))
+	defer provider.Close()
+	to, err := url.Parse(provider.URL)
+	require.NoError(t, err)
+	g := newRig(t, "openai", llm.Quota{Tokens: 10_000_000}, httputil.NewSingleHostReverseProxy(to), nil)
+	front := httptest.NewServer(g)
+	defer front.Close()
+	for range 5 {
+		body := `{"model":"gpt-5","input":"` + strings.Repeat("word ", 1<<20) + `"}`
+		r, err := http.Post(front.URL+"/v1/responses", "application/json", strings.NewReader(body))
+		if err != nil {
+			continue // The connection may be reset while the body is sent.
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		require.NoError(t, r.Body.Close())
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusBadGateway}, r.StatusCode)
+	}
+	require.Eventually(t, func() bool { return g.line.Stats().Reserved == 0 }, 5*time.Second, time.Millisecond)
 }
