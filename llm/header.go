@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"example.com/leakybucket/internal/httpfield"
 )
 
 // longest bounds the time that a response can ask for. A Transport bounds it further.
@@ -99,6 +101,7 @@ func holdFor(r *http.Response, limits []limitFields) time.Duration {
 // untilFull returns the latest reset of the limits of which nothing remains. Where a field does not say what remains, a limit
 // per day is not taken to be the one that is used up.
 func untilFull(h http.Header, limits []limitFields, now time.Time) (latest time.Duration) {
+	latest = httpfield.Exhausted(h, longest)
 	for _, l := range slices.Concat(limits, otherFields) {
 		said := h.Get(l.remaining)
 		if n, ok := number(said); ok && n == 0 || said == "" && !strings.HasSuffix(l.reset, "-Day") {
@@ -125,14 +128,18 @@ func retryAfter(text string, now time.Time) time.Duration {
 	return secondsOrInstant(text, now)
 }
 
-// untilReset reads a Go duration, an instant in RFC 3339, or a number as secondsOrInstant does. It returns 0 for
+// untilReset reads a Go duration, an instant in RFC 3339, an HTTP date, or a number as secondsOrInstant does. It returns 0 for
 // a malformed text, or an instant that has passed.
 func untilReset(text string, now time.Time) time.Duration {
 	text = strings.TrimSpace(text)
 	if d, ok := goDuration(text); ok {
 		return d
 	}
-	if at, err := time.Parse(time.RFC3339, text); err == nil {
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		at, err = http.ParseTime(text)
+	}
+	if err == nil {
 		return between(now, at)
 	}
 	return secondsOrInstant(text, now)

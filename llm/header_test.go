@@ -178,6 +178,9 @@ func TestHowLongARefusalAsksToHoldBack(t *testing.T) {
 			`{"error":{"message":"Rate limit exceeded: free-models-per-min","code":429,"metadata":{"headers":{"X-RateLimit-Limit":"20","X-RateLimit-Remaining":"0","X-RateLimit-Reset":"1755780072000"}}}}`, 12 * time.Second,
 		},
 		{"GitHub, in seconds since 1970", "RocketChat/docs-old#1358", llm.OpenAI, 429, fields("x-ratelimit-remaining", "0", "x-ratelimit-reset", "1755780072"), "", 12 * time.Second},
+		{"a date", ours, llm.OpenAI, 429, fields("x-ratelimit-remaining", "0", "x-ratelimit-reset", "Thu, 21 Aug 2025 12:41:12 GMT"), "", 12 * time.Second},
+		{"RateLimit", "huggingface.co/docs/hub/rate-limits, 2026; draft-ietf-httpapi-ratelimit-headers-11", llm.OpenAI, 429, fields("ratelimit", `"api";r=0;t=12`), "", 12 * time.Second},
+		{"RateLimit, with something left", ours, llm.OpenAI, 429, fields("ratelimit", `"api";r=5;t=12`), "", time.Second},
 		{"since 1970, in the past", ours, llm.OpenAI, 429, fields("x-ratelimit-remaining", "0", "x-ratelimit-reset", "1755780059"), "", time.Second},
 		{"retry-after since 1970", ours, llm.OpenAI, 429, fields("retry-after", "1755780072"), "", 12 * time.Second},
 		{

@@ -151,7 +151,7 @@ const nestedPolicy = `
 	# line, and no client library of a provider's. The gateway paces the calls of others as llm
 	# paces its own, and knows no server and no configuration. Clients compress their requests
 	# (Codex by zstd), and the standard library reads neither zstd nor brotli.
-	llm: std shaper shaper/watch github.com/andybalholm/brotli github.com/klauspost/compress/zstd
+	llm: std shaper shaper/watch internal/httpfield github.com/andybalholm/brotli github.com/klauspost/compress/zstd
 
 	# The providers in memory know only what is counted.
 	llm/llmtest: std
