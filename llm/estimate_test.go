@@ -61,6 +61,8 @@ func TestEstimates(t *testing.T) {
 		{"too large for a float", llm.OpenAI, "/", padded(400, `"max_tokens":1e999`), llm.Usage{Input: 100, Output: most}},
 		{"too large, as it is", llm.Anthropic, "/", padded(400, `"max_tokens":1e300`), llm.Usage{Input: 100, Output: most}},
 		{"a fraction", llm.Anthropic, "/", padded(400, `"max_tokens":10.5`), llm.Usage{Input: 100, Output: 11}},
+		{"none, which is known", llm.Anthropic, "/", padded(400, `"max_tokens":0`), llm.Usage{Input: 100, Output: 1}},
+		{"without a bound", llm.OpenAI, "/", padded(400, `"n_predict":-1`), llm.Usage{Input: 100}},
 		{"negative", llm.Anthropic, "/", padded(400, `"max_tokens":-5`), llm.Usage{Input: 100}},
 		{"of another type", llm.Anthropic, "/", padded(400, `"max_tokens":"many","n":{}`), llm.Usage{Input: 100}},
 		{"the rest is read", llm.Gemini, "/", padded(400, `"messages":7,"generationConfig":{"candidateCount":[],"maxOutputTokens":512}`), llm.Usage{Input: 100, Output: 512}},

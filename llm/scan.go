@@ -116,6 +116,9 @@ func (s *scan) number(at int, written []byte) {
 	if at < len(asks) && asks[at].set != nil {
 		var n ceiling
 		_ = n.UnmarshalJSON(written) // It never fails.
+		if len(bytes.Trim(written, "0.")) == 0 {
+			n = 1 // A bound of 0 is known, unlike none.
+		}
 		asks[at].set(&s.ask, n)
 	}
 }
