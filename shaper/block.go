@@ -12,33 +12,21 @@ type blockOption time.Duration
 
 func (o blockOption) apply(to *options) { to.block = time.Duration(o) }
 
-// WithBlock makes a bucket that has refused a request with [ErrQueueFull] refuse all
-// newcomers for a time d, up to 365 days. It is for callers that should stay away once they
-// have gone too far, as after too many login attempts. The refusals are ErrQueueFull and
-// [ErrBlocked], and [RejectError.RetryAfter] says when they end: it is the rest of d, or the
-// usual RetryAfter if that is longer.
+// WithBlock makes a bucket that has refused a request with [ErrQueueFull] refuse all newcomers for a time d, up to
+// 365 days. It is for callers that should stay away once they have gone too far, as after too many login attempts.
+// The refusals are ErrQueueFull and [ErrBlocked], and [RejectError.RetryAfter] is the rest of d, or the usual one if
+// that is longer. A refusal during the block does not extend it, and no other reason begins one. ([Shaper.AllowN]
+// gives ErrQueueFull whatever the [Limits.Depth] is.)
 //
-// A refusal during the block does not extend it. No other reason for a refusal begins a
-// block, and requests that the limits can never admit ([ErrTooCostly]) are still refused as
-// such. Note that [Shaper.AllowN] gives ErrQueueFull to every request that can't leave at
-// once, whatever the [Limits.Depth] is.
+// Requests that are in line when the block begins leave at their slots, and retries of a [Transport] are not
+// refused. In a dry run the [Verdict] takes the block into account. A change of the limits keeps it, except one to
+// rate.Inf.
 //
-// Requests that are in line when the block begins stay in it and leave at their slots. A
-// retry of a [Transport] was admitted before, so the block does not refuse it. In a dry run
-// ([WithDryRun]) the [Verdict] takes the block into account, and no request is refused.
+// In a [Group] each key is blocked by itself, and the bucket of a blocked key counts against [WithMaxKeys] until the
+// block ends. Buckets that keys share are never blocked: otherwise whoever can make up keys could block all
+// newcomers.
 //
-// [Shaper.Forecast], [Stats.BlockedUntil] and the fields of [HeaderRateLimit] agree with
-// the block. A change of the limits keeps it, except one to [rate.Inf], which ends it, as it
-// empties the bucket.
-//
-// In a [Group] each key is blocked by itself. The bucket of a blocked key is kept until the
-// block ends, even if it is drained, and counts against [WithMaxKeys]: so allow for as many
-// keys as may be blocked at once. Keys that come when the table is full share buckets, and
-// these are never blocked. Otherwise whoever can make up keys could block all newcomers. What
-// they have together is the rate of the bucket that they share, and no more.
-//
-// The default is 0: no block. A negative d, or one above 365 days, is an error of [New] and
-// [NewGroup].
+// The default is 0: no block. A negative d, or one above 365 days, is an error of [New] and [NewGroup].
 func WithBlock(d time.Duration) Option { return common{blockOption(d)} }
 
 // validateBlock returns an error if [WithBlock] is invalid. constructor is [New] or [NewGroup].

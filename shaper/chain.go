@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// A ChainLimiter asks several Limiters, one after the other. [Chain] makes one, and describes its
-// methods. The zero ChainLimiter is a Chain of no Limiters.
+// A ChainLimiter asks several Limiters, one after the other. [Chain] makes one.
 type ChainLimiter struct {
 	chain chain
 }
@@ -28,12 +27,10 @@ func (l *ChainLimiter) Acquire(ctx context.Context, n int) (release func(), err 
 	return release, err
 }
 
-// Reserve is WaitN for a request whose cost is known only when it has ended: it reserves the estimate
-// of one [Limiter] after the other, and settle settles with all that have a method like [Shaper.Reserve]. For the others
-// the estimate stands, and settle releases their seats. If a later Limiter refuses the request, or the context ends
-// there, the earlier ones get back the part that has not drained meanwhile. [Priced] converts both the
-// estimate and the actual cost. (There is no AtMost, as the Limiters may count different things: call it on
-// the Limiter whose units the upstream reports.)
+// Reserve is WaitN for a request whose cost is known only when it has ended: settle settles with all Limiters that
+// have a method like [Shaper.Reserve], and releases the seats of all. If a later Limiter refuses the request, the
+// earlier ones get back what has not drained meanwhile. (There is no AtMost: call it on the Limiter whose units the
+// upstream reports.)
 func (l *ChainLimiter) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := l.chain.reserve(ctx, estimate, newcomer)
 	return settleOf(v), err
@@ -53,33 +50,18 @@ func (l *ChainLimiter) Hold(d time.Duration) { l.chain.hold(context.Background()
 // mayDryRun is for a type that embeds a ChainLimiter; see foreign.
 func (l *ChainLimiter) mayDryRun() bool { return l.chain.mayDryRun() }
 
-// Chain returns a [Limiter] that asks several Limiters, one after the other: for
-// example the tenant's bucket, then the site's. A request that all of them admit costs
-// each of them.
+// Chain returns a [Limiter] that asks several Limiters, one after the other: for example the tenant's bucket, then
+// the site's. A request that all of them admit costs each of them; [Priced] gives one another cost. The error comes
+// from the Limiter that refused. If a later one refuses a request, or the context ends there, the earlier ones do
+// not get its cost back, so put the one first that refuses most. While a request waits in a later line, it counts as
+// in flight for an earlier cap.
 //
-// If a later Limiter refuses a request, or the context ends there, the earlier ones do not
-// get its cost back. So put the Limiter first that refuses most.
-// The error comes from the Limiter that refused. A request that comes again after that
-// error's [RejectError.RetryAfter] may be refused by a later Limiter. While a request waits
-// in a later line, it counts as in flight for an earlier cap.
+// [Middleware] and [Transport] use a Chain as they use a [Shaper]; only RateLimit fields are missing, because there
+// is no one bucket whose state they could show. Forecast and Hold leave out a Limiter that lacks them, such as
+// x/time's, and Forecast dry runs.
 //
-// A Chain has the methods [Shaper.Acquire] (the caps of all, released together),
-// [Shaper.Forecast] (the longest of the waits, or the first refusal) and [Shaper.Hold] (of
-// all that have one), so [Middleware] and [Transport] use it as they use a [Shaper], and a
-// dry run in it leaves its [Verdict]. A request that a Transport sends again enters each line
-// as [Transport.Retry] says. Only RateLimit fields are missing, because there is no one
-// bucket whose state they could show. Forecast and Hold leave out a Limiter that
-// lacks them, such as x/time's. Forecast also leaves out dry runs, in which no request
-// waits.
-//
-// Each Limiter is charged the cost of the request. Where one counts requests and another the
-// tokens or bytes of a request, give the first a cost of its own by [Priced]: otherwise a
-// request of 1,000 tokens is charged 1,000 requests.
-//
-// A Chain of no Limiters admits every request whose context has not ended. If one of the
-// Limiters is nil, every call returns an error that says which, and Hold does nothing. A
-// Limiter that holds a nil pointer is not nil, because the methods of some types work on
-// a nil pointer: they are called, and may panic. For a nil [*Shaper] Chain itself panics.
+// A Chain of no Limiters admits every request whose context has not ended. If one of the Limiters is nil, every call
+// returns an error that says which; for a nil [*Shaper] Chain itself panics.
 func Chain(ls ...Limiter) *ChainLimiter {
 	c := chain{links: make([]inner, len(ls))}
 	for i, l := range ls {
@@ -240,28 +222,18 @@ func (c *chain) asksDoneToWait() bool {
 	return !slices.ContainsFunc(c.links, func(l inner) bool { return !l.asksDoneToWait() })
 }
 
-// Priced returns l as a [Limiter] that is charged cost(n) for a request of cost n. It gives
-// each Limiter of a [Chain] a cost of its own. This is for an API that allows 500 requests and
-// 200,000 tokens a minute:
+// Priced returns l as a [Limiter] that is charged cost(n) for a request of cost n, for an API that allows 500
+// requests and 200,000 tokens a minute:
 //
 //	perRequest := func(int) int { return 1 }
 //	c := shaper.Chain(shaper.Priced(requests, perRequest), tokens)
 //	err := c.WaitN(ctx, 1000) // charges 1 request and 1,000 tokens
 //
-// The function is called once in each call, on the goroutine of the call and outside any lock, and
-// must be safe for concurrent use. A result of 0 lets the request pass l without a place in its
-// line. A negative result is [ErrNegativeCost], and so is a negative n, for which the function is
-// not called. It is called for an n of 0: to a Limiter that counts requests, a request of no tokens
-// is one. ([Middleware] and [Transport] let a request of cost 0 pass without asking their Limiter.)
-//
-// For [ChainLimiter.Reserve] the function is called once more, with the actual cost; then a
-// negative result means that the price is unknown.
-//
-// The Limiter that is returned has the methods that a Chain has, and a method like [Shaper.Stats]
-// if l has one. Behind it a Chain, a Middleware and a Transport find all that they find in l.
-//
-// If l or cost is nil, every call returns an error that says so, and a hold does nothing. For a nil
-// [*Shaper] Priced itself panics.
+// The function is called once in each call, also for an n of 0, on the goroutine of the call and outside any lock,
+// and must be safe for concurrent use. A result of 0 lets the request pass l without a place in its line; a negative
+// one is [ErrNegativeCost], as is a negative n. For [ChainLimiter.Reserve] it is called once more with the actual
+// cost, and may say by a negative result that the price is unknown. If l or cost is nil, every call returns an error
+// that says so; for a nil [*Shaper] Priced itself panics.
 func Priced(l Limiter, cost func(n int) int) Limiter {
 	switch {
 	case l == nil:

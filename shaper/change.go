@@ -17,28 +17,24 @@ func (s *Shaper) Limits() Limits {
 	return s.flow.bucket.limits
 }
 
-// SetLimits puts l in force at once, also for requests that wait: they are re-timed in
-// their order, from the present level. A smaller [Limits.Depth] refuses newcomers and drops no
-// request that waits. If l is invalid, SetLimits changes nothing and returns the error of
-// [Limits.Validate]. It also returns an error, and changes nothing, if l would change
-// [Limits.InFlight] from or to 0. SetLimits works on a closed Shaper.
+// SetLimits puts l in force at once, also for requests that wait: they are re-timed in their order, from the present
+// level. A smaller [Limits.Depth] refuses newcomers and drops no request that waits. Across a change guarantee 1
+// holds with the larger Burst, and with each rate for its time. If l is invalid ([Limits.Validate]), or would change
+// [Limits.InFlight] from or to 0, SetLimits returns an error and changes nothing. It works on a closed Shaper.
 func (s *Shaper) SetLimits(l Limits) error {
 	s.mustBeMade()
 	_, err := s.setLimits(l, nil)
 	return err
 }
 
-// UpdateLimits puts the Limits in force that a function makes of those that are in force now, as
-// [Shaper.SetLimits] does, and with the same errors. It changes one of them alone:
+// UpdateLimits is SetLimits with what a function makes of the [Limits] that are in force, so that of two changes at
+// the same time none is lost: if others have been put in force while it ran, it is called again. It runs outside any
+// lock, and must not itself change the Limits of the Shaper.
 //
 //	err := s.UpdateLimits(func(l shaper.Limits) shaper.Limits {
 //		l.Rate = 20
 //		return l
 //	})
-//
-// Of two changes at the same time none is lost: if other Limits have been put in force while the
-// function ran, it is called again, with these. It runs outside any lock. It must not change the
-// Limits of the Shaper itself, as it would then be called for ever.
 func (s *Shaper) UpdateLimits(change func(Limits) Limits) error {
 	for {
 		from := s.Limits()
@@ -81,14 +77,11 @@ func (f *flow) checkChange(to Limits) error {
 		"with a cap requests say when they end, and without they don't", from.InFlight, to.InFlight)
 }
 
-// Hold lets no request leave for a time d from now, up to 365 days, for example because
-// the upstream has asked for a pause. The line keeps its order. Requests can still enter
-// it and give up, and [Shaper.Forecast], [RejectError.RetryAfter] and [Limits.MaxWait]
-// take the hold into account. Of several holds the one that ends last counts. Hold(0)
-// ends them all; a negative d changes nothing.
-//
-// The bucket leaks during a hold. So when the hold ends, the first request leaves at
-// once, and the others as from a bucket that has not been used since the hold began.
+// Hold lets no request leave for a time d from now, up to 365 days, for example because the upstream has asked for a
+// pause. Requests can still enter the line and give up, and predictions take the hold into account. Of several holds
+// the one that ends last counts. Hold(0) ends them all; a negative d changes nothing. The bucket leaks during a
+// hold: when it ends, the first request leaves at once, and the others as from a bucket that has not been used
+// since.
 func (s *Shaper) Hold(d time.Duration) {
 	s.mustBeMade()
 	if d < 0 {

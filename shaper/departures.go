@@ -35,13 +35,10 @@ type departure struct {
 	key      string
 }
 
-// Departures returns the latest requests of a Shaper [WithFairQueue] that have left, without the first since ones, and how
-// many have left: the since of the next call, which then returns new ones only. They are in the order in which their calls
-// returned.
-//
-// At most the latest 4,096 are kept, from a first call on and until a minute has passed without a call. What leaves
-// in between is not counted. So the first call returns none, and programs that show departures call it every few seconds;
-// until then it costs next to nothing. Without WithFairQueue there are none.
+// Departures returns the latest requests of a Shaper [WithFairQueue] that have left, without the first since ones,
+// and how many have left, which is the since of the next call. They are in the order in which their calls returned.
+// At most the latest 4,096 are kept, from a first call on, which returns none, until a minute has passed without a
+// call; what leaves in between is not counted. Without WithFairQueue there are none.
 func (s *Shaper) Departures(since uint64) ([]watch.Departure, uint64) {
 	s.mustBeMade()
 	if !s.ordered {

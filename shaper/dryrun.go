@@ -10,30 +10,18 @@ type dryRunOption struct{}
 
 func (dryRunOption) apply(to *options) { to.dryRun = true }
 
-// WithDryRun lets every request through at once, and records the decision upon
-// it, so that limits can be tried on live traffic before they are enforced.
+// WithDryRun lets every request through at once, and records the decision upon it, so that limits can be tried on
+// live traffic before they are enforced: calls return an error only if the context has ended or the cost is
+// negative. Meanwhile a shadow of the line is kept, exactly as the line would be if each request that had to wait
+// did so to the end. It decides the [Verdict], which goes to [Event.Verdict] of the hook Departed, the only one that
+// runs; to [Stats], which describe the shadow, as Forecast does; and to a context made by [ContextWithVerdict],
+// which [Middleware] makes by itself.
 //
-// [Shaper.WaitN], [Shaper.Acquire], [Shaper.Do] and [Shaper.Allow] return at once, without
-// an error unless the context has ended or the cost is negative. Meanwhile a shadow of the
-// line is kept, exactly as the line would be if each request that had to wait did so to the
-// end. The shadow decides the [Verdict] on a request, which goes
+// [Limits.InFlight] is not part of the shadow, as it is unknown when a request would have ended, and a retry of a
+// [Transport] is a newcomer. The shadow takes 70 bytes for each request that would wait, up to [Limits.Depth], and
+// [Shaper.Shutdown] does not wait for it. A dry run of a [Group] calls the limits function, and waits for it.
 //
-//   - to [Event.Verdict] of the hook [Trace.Departed], the only hook that runs;
-//   - to [Stats], whose totals and gauges then describe the shadow;
-//   - to a context made by [ContextWithVerdict], which [Middleware] makes by itself.
-//
-// Forecast predicts from the shadow.
-//
-// [Limits.InFlight] is not part of the shadow: if a request had left later, it is unknown
-// when it would have ended. A retry of a [Transport] enters the shadow as a newcomer. A
-// dry run has no goroutine, and [Shaper.Shutdown] does not wait for the shadow.
-//
-// The shadow takes 70 bytes for each request that would wait, and can grow to [Limits.Depth],
-// because no request in it gives up. Requests whose time has come are removed from it at
-// the next call. A dry run of a [Group] calls the limits function, and waits for it.
-//
-// To try new limits beside those in force, put both into a [Chain], the dry run first:
-// in second place it would see only the requests that the other limits admit.
+// To try new limits beside those in force, put both into a [Chain], the dry run first.
 func WithDryRun() Option { return common{dryRunOption{}} }
 
 // A dryRun is the gate of a dry run. What the engine decides, as if the request could wait, it notes in the
@@ -123,9 +111,8 @@ func ContextWithVerdict(ctx context.Context) context.Context {
 	return context.WithValue(ctx, verdictKey{}, new(verdicts))
 }
 
-// VerdictOf returns the [Verdict] that a dry run has left in a context. If several dry
-// runs have left one, as in a [Chain] or with one [Middleware] behind another, it returns
-// the harshest: a refusal, else the longest wait. ok reports whether there is a Verdict.
+// VerdictOf returns the [Verdict] that a dry run has left in a context; of several the harshest: a refusal, else the
+// longest wait. ok reports whether there is one.
 func VerdictOf(ctx context.Context) (v Verdict, ok bool) {
 	all, ok := ctx.Value(verdictKey{}).(*verdicts)
 	if !ok {

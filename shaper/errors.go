@@ -12,47 +12,34 @@ import (
 // The reasons for which a request is refused. [Shaper.WaitN] wraps the first five in a
 // [*RejectError], through which [errors.Is] finds them.
 var (
-	// ErrQueueFull means that [Limits.Depth] requests wait already, or that Depth is 0
-	// and the request can't leave at once (the level is too high, all seats are taken, or
-	// the line is held), or the bucket is blocked after such a refusal ([WithBlock]).
+	// ErrQueueFull means that Depth requests wait already, that Depth is 0 and the request can't leave at once, or that the
+	// bucket is blocked ([WithBlock]).
 	ErrQueueFull = errors.New("shaper: queue is full")
 
-	// ErrTooLate means that the predicted wait is longer than [Limits.MaxWait], or
-	// reaches the deadline of the context. In the second case [errors.Is] also reports
-	// that the [*RejectError] is [context.DeadlineExceeded]. A request in line gets it when its
-	// bound comes ([WithLineTimeout]).
+	// ErrTooLate means that the predicted wait is longer than MaxWait, or reaches the deadline of the context (then the error
+	// is [context.DeadlineExceeded], too), or that a request in line has come to its bound ([WithLineTimeout]).
 	ErrTooLate = errors.New("shaper: would leave too late")
 
-	// ErrTooCostly means that the request can never fit: its cost is above [Limits.Burst]
-	// while [Limits.Depth] is 0, or it would hold the bucket for more than 365 days.
+	// ErrTooCostly means that the request can never fit: its cost is above Burst while Depth is 0, or it would hold the
+	// bucket for more than 365 days.
 	ErrTooCostly = errors.New("shaper: costs more than can ever fit")
 
-	// ErrClosed means that [Shaper.Close] or [Shaper.Shutdown] has been called.
+	// ErrClosed means that Close or Shutdown has been called.
 	ErrClosed = errors.New("shaper: closed")
 
-	// ErrUnavailable means that the [shared.Bucket] which holds the level can't be asked, and that
-	// [shared.Options.Fallback] lets no request leave meanwhile: a newcomer is refused at once, and a
-	// request in line when its patience ends ([shared.Options.Patience]); or that a call which asked for
-	// itself ([Limits.Depth] 0, or [Shaper.AllowN]) got no answer before the fallback has
-	// begun.
-	// [RejectError.RetryAfter] is the time until the Bucket may be asked again.
+	// ErrUnavailable means that the [shared.Bucket] with the level can't be asked, and its [shared.Options] let no request
+	// leave meanwhile.
 	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
 
-	// A [*RejectError] is ErrNoLine beside [ErrQueueFull], if no request may wait:
-	// Depth is 0, or the call was [Shaper.AllowN]. It is no [RejectError.Reason].
-	ErrNoLine = errors.New("shaper: no request may wait")
-
-	// A [*RejectError] is ErrBlocked beside [ErrQueueFull], if the bucket refuses all
-	// newcomers for a time ([WithBlock]), from this request on or since an earlier one. It is
-	// no [RejectError.Reason].
+	// A [*RejectError] is ErrNoLine beside ErrQueueFull if no request may wait: Depth is 0, or the call was AllowN. It is
+	// ErrBlocked if the bucket refuses all newcomers for a time. Neither is a [RejectError.Reason].
+	ErrNoLine  = errors.New("shaper: no request may wait")
 	ErrBlocked = errors.New("shaper: blocked")
 
-	// ErrBody means that the body of a request could not be read although its client is there.
-	// [Middleware] gives it to the function of [WithErrorHandler], and [WriteError] answers it with 408.
+	// ErrBody means that the body of a request could not be read although its client is there. [Middleware] answers with 408.
 	ErrBody = serverconn.ErrBody
 
-	// ErrNegativeCost is returned as it is, not in a [*RejectError]: a negative cost
-	// is a mistake of the caller and not a refusal, so no counter counts it.
+	// ErrNegativeCost is returned bare: a negative cost is a mistake of the caller, which no counter counts.
 	ErrNegativeCost = errors.New("shaper: cost is negative")
 )
 
@@ -113,14 +100,12 @@ func isOwnFault(err error) bool {
 
 // Reason returns why a request was not admitted, in the finest word that says it:
 //
+//   - "blocked" ([ErrBlocked]), "no-line" ([ErrNoLine]), "queue-full", "too-late", "too-costly", "closed",
+//     "unavailable": the reasons of a [RejectError], whose counts have the first two among "queue-full";
 //   - "no-key", "no-limits": the key function or the limits function has failed, whatever its error wraps;
-//   - "blocked" ([ErrBlocked]), "no-line" ([ErrNoLine]), and otherwise "queue-full" ([ErrQueueFull]);
-//   - "too-late", "too-costly", "closed", "unavailable": the other reasons of a [RejectError];
-//   - "no-body" ([ErrBody]), "negative-cost" ([ErrNegativeCost]);
-//   - "gone" ([context.Canceled]), "deadline" ([context.DeadlineExceeded]), if it is no refusal;
+//   - "no-body" ([ErrBody]), "negative-cost", "gone" ([context.Canceled]), "deadline"
+//     ([context.DeadlineExceeded]);
 //   - "": err is nil or something else.
-//
-// The counts of [Stats] and metrics have "blocked" and "no-line" among "queue-full".
 func Reason(err error) string {
 	if err == nil {
 		return ""
@@ -158,27 +143,16 @@ var reasonWords = []struct {
 	{ErrNegativeCost, "negative-cost"}, {context.Canceled, "gone"}, {context.DeadlineExceeded, "deadline"},
 }
 
-// A RejectError is returned for a request that is refused. It says why, and when the
-// same request would be admitted.
+// A RejectError is returned for a request that is refused. It says why, and when the same request would be admitted.
 type RejectError struct {
-	// Reason is exactly one of [ErrQueueFull], [ErrTooLate], [ErrTooCostly], [ErrClosed] and
-	// [ErrUnavailable], so it can be compared, as in a switch. If there is more to say, such
-	// as why the [shared.Bucket] can't be used, Error says it.
+	// Reason is exactly one of [ErrQueueFull], [ErrTooLate], [ErrTooCostly], [ErrClosed] and [ErrUnavailable], so it can be
+	// compared, as in a switch. If there is more to say, such as why a Bucket can't be used, Error says it.
 	Reason error
 
-	// RetryAfter is the time after which the same call, with the same time
-	// left to its deadline, would be admitted if those in line stay and no
-	// other request comes. It is 0 if trying again does not help ([ErrTooCostly]). With
-	// [ErrClosed] it is the time until the line is empty, and with [ErrUnavailable]
-	// the time until the [shared.Bucket] may be asked again, which may fail again.
-	//
-	// In two cases it is an estimate. With [Limits.InFlight] it is unknown when requests end.
-	// So, unless seats are free for this request and all ahead of it, RetryAfter is at least m/InFlight,
-	// where m is the mean time for which requests have been in flight of late, and at least 1 ms.
-	// With a [shared.Bucket] it supposes that this process goes on getting the share of the slots that
-	// it has had of late. But where the Bucket itself has refused the call ([Limits.Depth]
-	// 0, or [Shaper.AllowN]), it is the time until the Bucket admits it if no other process
-	// takes anything.
+	// RetryAfter is the time after which the same call, with the same time left to its deadline, would be admitted if those
+	// in line stay and no other request comes; 0 if trying again does not help (ErrTooCostly). With ErrClosed it is the time
+	// until the line is empty, and with ErrUnavailable until the Bucket may be asked again. It is an estimate where
+	// [Limits.InFlight] says so, and with a [shared.Bucket], except that of a call which the Bucket itself has refused.
 	RetryAfter time.Duration
 
 	also *alsoError // a second error that the error is, beside Reason; nil: none
@@ -221,19 +195,14 @@ func (e *RejectError) why() string {
 // Unwrap returns Reason.
 func (e *RejectError) Unwrap() error { return e.Reason }
 
-// Is reports whether the error is target beside its Reason: [context.DeadlineExceeded],
-// if the request was refused because it would have missed its context's deadline, [ErrNoLine],
-// [ErrBlocked], or the cause that Error tells.
+// Is reports whether the error is target beside its Reason: [context.DeadlineExceeded], [ErrNoLine], [ErrBlocked],
+// or the cause that Error tells.
 func (e *RejectError) Is(target error) bool {
 	return e.also != nil && errors.Is(e.also.error, target)
 }
 
-// Timeout reports whether the request was refused because it would have missed its
-// context's deadline: it is true exactly if the error is [context.DeadlineExceeded] too.
-// A request that would only have waited longer than [Limits.MaxWait] did not time out.
-//
-// [net/url.Error], [os.IsTimeout] and [net.Error] ask this method. So they report the
-// Timeout of an http.Client that a [Transport] foresees as they report one that has
+// Timeout reports whether the error is [context.DeadlineExceeded], too. [net/url.Error], [os.IsTimeout] and
+// [net.Error] ask it, so they report the Timeout of an http.Client that a [Transport] foresees as one that has
 // passed.
 func (e *RejectError) Timeout() bool { return e.also == missedDeadline }
 

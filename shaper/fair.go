@@ -11,64 +11,48 @@ import (
 	"example.com/leakybucket/shaper/watch"
 )
 
-// WithFairQueue makes the keys of a [Shaper] share its rate. Its line then consists of a line for
-// each key that has a request waiting, and each departure goes to the key whose turn it is (self-clocked
-// fair queueing). So a burst of one key delays the others by little, and no slot is lost: at equal costs
-// requests depart at the instants at which they would without the option, and only which request leaves
-// differs. [Shaper.For] says which key a request has.
+// WithFairQueue makes the keys of a [Shaper] share its rate. Its line then consists of a line for each key that has
+// a request waiting, and each departure goes to the key whose turn it is (self-clocked fair queueing). So a burst of
+// one key delays the others by little, and no slot is lost: at equal costs requests depart at the same instants as
+// without the option, and only which one leaves differs. [Shaper.For] says which key a request has, and for HTTP
+// [WithKey] and [Transport.Key].
 //
 //	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 1000}, shaper.WithFairQueue(nil))
 //	handler := shaper.Middleware(s, shaper.WithKey(shaper.ByClientIP()))(site)
 //	err = s.For("tenant-7").WaitN(ctx, 3)
 //
-// weight returns the share of a key where others have 1, from 1 to 1,000; nil: 1 for all. It is
-// called on the goroutine of the call, outside any lock; a result out of range counts as the nearest in
-// range. It counts from the first request of a key in line until the key has none.
+// weight returns the share of a key where others have 1, from 1 to 1,000 (out of range, the nearest in range); nil:
+// 1 for all. It is called on the goroutine of the call, outside any lock, and counts until the key has no request in
+// line.
 //
 // All that is said of a Shaper holds, except that:
 //
-//   - Order. Requests of one key leave in the order in which they were admitted, and only a retry of a
-//     [Transport] is ahead of the newcomers of its own key. A key pays cost/weight for each departure.
-//     Between keys that head goes first with which its key will have paid least; of equal ones
-//     the head that has been the head of its key's line longest. A key that comes begins with the most
-//     that a key had paid when a request of it left.
-//   - Wait. If all costs and weights are equal, the k-th request of a key in line leaves with the
-//     (k·n)-th departure after it came at the latest, where n is the greatest number of keys that wait
-//     meanwhile. In general each other key j lets at most C·w(j)/w + L(j) cost units leave before
-//     it. C is the cost of its key's line up to and including the request, w its weight, and L(j) the largest
-//     cost of a request of j. Neither depends on how long the lines of others are. (A retry of
-//     its own key is ahead of it, too.)
-//   - Shares. While two keys have requests in line, the cost units of each that have left, divided by its
-//     weight, differ by at most L(i)/w(i) + L(j)/w(j).
-//   - Places. [Limits.Depth] counts the lines of all keys together. If they are full, the request is refused
-//     that would leave last: the newcomer, or the last of the line that is longest by
-//     cost/weight. So a request may be refused with [ErrQueueFull] after it has waited, by a newcomer of a
-//     key that waits less. Nobody can fill all places against the others, and a key alone may use
-//     all of them. A newcomer that is too late or too costly pushes nobody out.
-//   - Prediction. [Shaper.Forecast], deadlines and [Limits.MaxWait] assume that the requests in line
-//     stay and nobody else comes. Newcomers of other keys may leave before a request in line, within the
-//     bound above. No request is refused that might still leave in time. [RejectError.RetryAfter] of a
+//   - Order. Requests of one key leave in the order in which they were admitted, retries of a [Transport] first.
+//     A key pays cost/weight for each departure, and that head goes first with which its key will have paid
+//     least; of equal ones the oldest head. A key that comes begins with the most that a key had paid when a
+//     request of it left.
+//   - Wait. If all costs and weights are equal, the k-th request of a key in line leaves with the (k·n)-th
+//     departure after it came at the latest, where n is the greatest number of keys that wait meanwhile. In
+//     general each other key j lets at most C·w(j)/w + L(j) cost units leave before it: C is the cost of its
+//     key's line up to and including it, w its weight, L(j) the largest cost of j.
+//   - Shares. While two keys have requests in line, the cost units of each that have left, divided by its weight,
+//     differ by at most L(i)/w(i) + L(j)/w(j).
+//   - Places. [Limits.Depth] counts all lines together. If they are full, the request is refused that would leave
+//     last: the newcomer, or the last of the line that is longest by cost/weight, with [ErrQueueFull] after it
+//     has waited. So nobody can fill all places against the others, and a key alone may use all.
+//   - Prediction. [Shaper.Forecast], deadlines and [Limits.MaxWait] assume that nobody else comes. Newcomers of
+//     other keys may leave before a request in line, within the bound above. [RejectError.RetryAfter] of a
 //     refusal for places is the time to the next departure.
-//   - Memory. A key takes some 200 bytes while it has a request in line and none otherwise, and
-//     gains nothing by being forgotten. Made-up keys get a turn each but starve nobody: with equal
-//     costs and weights a request with none of its key ahead waits for no more requests than it would
-//     without the option, and no newcomer pushes it out.
+//   - Memory. A key takes some 200 bytes while it has a request in line, and gains nothing by being forgotten.
+//     Made-up keys get a turn each but starve nobody: with equal costs and weights a request with none of its key
+//     ahead waits for no more requests than it would without the option.
 //
-// A request that finds no line leaves at once, whatever its key has had. AllowN is false while any request
-// waits. [Shaper.SetLimits], holds, [Limits.Burst] and [Limits.InFlight] never touch the order, and a
-// freed seat goes to the key whose turn it is. When a request gives up, the rest of its key moves up. A slot that
-// is handed on, as the caller has gone, gives its key the turn back. With [Shaper.Reserve] a key pays for its turns
-// by estimates, and the bucket by settled costs. With a [shared.Bucket] the keys
-// of each process take turns.
+// A request that finds no line leaves at once, whatever its key has had. With [Shaper.Reserve] a key pays for its
+// turns by estimates, and the bucket by settled costs. With a [shared.Bucket] the keys of each process take turns. A
+// forecast or refusal compares the request with those that would leave before it: ten nanoseconds for each with a
+// thousand keys in line.
 //
-// A refusal takes the lock. A request whose deadline or MaxWait is nearer than the end of all lines is compared
-// with the requests that would leave before it, until it is known to be too late, and with a
-// thousand in any case. If it is too late behind more than these, RetryAfter is the time for a request that
-// leaves last. Forecast compares with all of them: ten nanoseconds for each with a thousand keys in line, a
-// hundred with many more.
-//
-// [New] returns an error if WithFairQueue is given together with [WithDryRun] or [WithBlock], and so
-// does [NewGroup].
+// [New] and [NewGroup] return an error if WithFairQueue is given together with [WithDryRun] or [WithBlock].
 func WithFairQueue(weight func(key string) int) Option { return common{fairOption{weight}} }
 
 type fairOption struct{ weight func(key string) int }
@@ -323,12 +307,22 @@ func (s *Shaper) fairQueue() *fairQueue {
 	return q
 }
 
-// For returns s as the requests of a key see it. Its methods are the methods of s for requests of the
-// key; Hold and Stats are those of s. Methods of s itself are those of the key "". Without [WithFairQueue]
-// the key makes no difference. For takes no memory in s and may be called for each request.
+// For returns s as the requests of a key see it: its methods are those of s for requests of the key; Hold, AtMost
+// and Stats are those of s. Methods of s itself are for the key "". Without [WithFairQueue] the key makes no
+// difference. For takes no memory in s.
 func (s *Shaper) For(key string) *KeyLimiter {
 	s.mustBeMade()
 	return &KeyLimiter{s.of(key)}
+}
+
+func (k keyOfShaper) line(most int) []watch.Waiter {
+	line, _ := k.lineOf(most, k.key, func() (f *flow, waiting int) {
+		if k.key == nil {
+			return &k.flow, k.flow.waiting()
+		}
+		return &k.flow, k.fairQueue().turns.Waiting(k.key.(string))
+	})
+	return line
 }
 
 // limiterByKey returns s as a request with the key that a function returns sees it.

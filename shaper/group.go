@@ -13,63 +13,35 @@ import (
 	"example.com/leakybucket/shaper/internal/keyed"
 )
 
-// A Group keeps one bucket per key: per user, address, route, or whatever a program
-// chooses. Everything that is said of a [Shaper] holds for each of its buckets, and no
-// key delays another.
+// A Group keeps one bucket per key: per user, address, route, or whatever a program chooses. Everything that is said
+// of a [Shaper] holds for each of its buckets, and no key delays another.
 //
-// Make one with [NewGroup]; the zero Group is not usable, and its methods panic. The
-// first call with a key makes the key's bucket, from the [Limits] that the function
-// given to NewGroup returns for it. The bucket is deleted within a second of being
-// drained, and another key may have one instead. A bucket is drained when its level is
-// 0, no request waits or is in flight, and it is not held. A new bucket would be just the
-// same, so nothing is lost, and a key that is not used takes no memory. One goroutine
-// serves the lines of all keys; it runs while a request waits.
-//
-// A key at rate.Inf without a cap does not count among those that have a bucket, unless it
-// is held: the Group remembers only its Limits, for at most half a second.
+// Make one with [NewGroup]; the zero Group is not usable, and its methods panic. The first call with a key makes the
+// key's bucket, from the [Limits] that the function given to NewGroup returns for it. The bucket is deleted within a
+// second of being drained: its level is 0, no request waits or is in flight, and it is not held. A new one would be
+// just the same, so nothing is lost, and a key that is not used takes no memory. One goroutine serves the lines of
+// all keys, while a request waits.
 //
 // # When there are too many keys
 //
-// At most [WithMaxKeys] keys have a bucket of their own at once. A bucket that is not
-// drained is never deleted to make room, because then a client that can make up keys could
-// get a fresh [Limits.Burst] each time. Instead, keys that come when the table is full share
-// buckets. There are up to 1,024 of them, each for one value of Limits. A hash, which
-// is seeded anew in each process, decides which keys share one. Such a key may be
-// refused because of others, but keys with a bucket of their own do not notice.
-// [GroupStats.Overflowed] counts the calls of keys that share.
-//
-// When the table has room again, the next call of such a key makes a bucket of its
-// own, which goes on from where the shared one is: with its level, behind its line and
-// with its hold. If there is a cap, the key goes on sharing until no request waits in
-// the shared bucket or is in flight from it.
-//
-// When all but 64 of the 1,024 are in use, Limits that have a shared bucket already get no further
-// one, so that those which have none yet find one. Once the 64 are taken too, a call whose Limits
-// have none is refused as if its line was full. A key that does not equal itself, such as NaN,
-// always shares.
+// At most [WithMaxKeys] keys have a bucket of their own at once. None is deleted to make room, because a client that
+// can make up keys could then get a fresh [Limits.Burst] each time. Instead, keys that come when the table is full
+// share up to 1,024 buckets, each for one value of Limits, by a hash that is seeded anew in each process. Such a key
+// may be refused because of others, but keys with a bucket of their own do not notice. When the table has room
+// again, the next call makes a bucket of its own, which goes on from where the shared one is; with a cap only once
+// no request waits or is in flight there. If no bucket is left to share, a call is refused as if its line was full.
+// A key that does not equal itself, such as NaN, always shares. [GroupStats.Overflowed] counts these calls.
 //
 // # Limits of a key
 //
-// The function that returns the Limits of a key is called once for each new bucket, and
-// once for each call of a key that shares a bucket. A client that calls more slowly than
-// its rate finds its bucket deleted, within a second of being drained, so the function is called again
-// each time: cache a slow look-up.
+// The function that returns them is called for each new bucket, on the goroutine of the call, and at each call of a
+// key that shares one. A client that calls more slowly than its rate finds its bucket deleted, so cache a slow
+// look-up. A key at [rate.Inf] without a cap has no bucket: the Group remembers its Limits for half a second.
 //
-// For a key at rate.Inf without a cap it is called at most about twice a second, however
-// often the key is used. But if there are more such keys within half a second than
-// [WithMaxKeys], it is called at each call of those that came last, and at each call of a
-// NaN.
-//
-// It is called on the goroutine of the call that needs the Limits, outside any lock, so a call
-// that makes a bucket may last longer than its context. If it is slow, only calls with the same
-// key wait for it. A [Transport] whose request has been answered waits for it until its context
-// ends at most: for such a request it is called on a goroutine of its own. It must be safe for concurrent
-// use, and must not call the Group with the key that it was called for. If it returns
-// an error or invalid Limits, the call returns that error and takes nothing, and the
-// next call asks again.
-//
-// A Group is safe for concurrent use. A hash spreads its keys over several locks, so calls with
-// different keys rarely wait for each other.
+// The function runs outside any lock: if it is slow, only calls with the same key wait for it, even beyond their
+// contexts. It must be safe for concurrent use, and must not call the Group with the key that it was called for. If
+// it returns an error or invalid Limits, the call returns that error and takes nothing, and the next call asks
+// again.
 type Group[K comparable] struct {
 	// Every call reads these fields. None of them changes once the Group is in use.
 	placement[K]

@@ -15,11 +15,8 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	return err
 }
 
-// WaitN blocks until a request of cost n with that key may leave, and returns nil.
-// It is [Shaper.WaitN] on the bucket of the key, and may return the error of the
-// function that says the key's [Limits], in which errors.Is sees that function's. Whether the
-// key has a cap is asked last: a cost of 0, a negative cost, a context that is done and a
-// closed Group have the same result with a cap as without.
+// WaitN is [Shaper.WaitN] on the bucket of a key. It may return the error of the function that says the key's
+// [Limits], in which [errors.Is] sees that function's. Whether the key has a cap is asked last.
 func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
 	_, _, err := g.wait(key, &request{ctx: ctx, cost: int64(n)})
 	return err
@@ -214,9 +211,8 @@ func (s *keyShard[K]) failed(key K, r *request, err error) decision {
 // Allow is shorthand for AllowN(key, 1).
 func (g *Group[K]) Allow(key K) bool { return g.AllowN(key, 1) }
 
-// AllowN is [Shaper.AllowN] on the bucket of a key. It is also false if the [Limits] of
-// the key can't be had, which [GroupStats.LimitErrors] counts. On a closed Group every
-// call is refused with [ErrClosed] and counted, whatever the Limits of its key are.
+// AllowN is [Shaper.AllowN] on the bucket of a key. It is also false if the [Limits] of the key can't be had, which
+// [GroupStats.LimitErrors] counts. On a closed Group every call is refused with [ErrClosed] and counted.
 func (g *Group[K]) AllowN(key K, n int) bool {
 	g.mustBeMade()
 	if n <= 0 {
@@ -301,11 +297,9 @@ func (k keyless[K]) WaitN(ctx context.Context, n int) error {
 	return nil
 }
 
-// Middleware returns net/http middleware, as the function [Middleware] does, in which
-// each request waits for the bucket of its key. If key returns an error, or the limits
-// function does, the request is answered with status 500, and [WithLogger] logs the
-// error. (A dry run lets such a request through, with the error in its [Verdict].) A
-// request of cost 0 passes untouched, and key is not called for it.
+// Middleware is as the function [Middleware] says, with the bucket of each request's key as its Limiter. If key or
+// the limits function returns an error, the request is answered with status 500; only a dry run lets it through,
+// with the error in its [Verdict]. key is not called for a request of cost 0.
 func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...MiddlewareOption) func(http.Handler) http.Handler {
 	g.mustBeMade()
 	if key == nil {

@@ -18,16 +18,11 @@ const keysAtATime = 64
 // errNaNKey is for a key that could never be found again.
 var errNaNKey = errors.New("shaper: a key that does not equal itself, such as NaN, can't have limits of its own")
 
-// SetLimits gives a key limits in place of those that the limits function returns for it,
-// until [Group.ResetLimits]. They are put in force at once, also for requests that wait, as
-// [Shaper.SetLimits] does. They are kept while the bucket of the key is deleted and made
-// anew, and over a [Group.Reload]. For a key that shares a bucket they hold from its next
-// call on, as after a Reload.
-//
-// The errors are as of Shaper.SetLimits: an invalid l ([Limits.Validate]), and an l that would
-// change [Limits.InFlight] from or to 0 while the bucket is in use. At most 1,000 keys may
-// have such limits at once; for one more there is an error, and for a key that does not
-// equal itself, such as NaN. With an error nothing changes.
+// SetLimits gives a key limits in place of those that the limits function returns for it, until [Group.ResetLimits],
+// and puts them in force as [Shaper.SetLimits] does, with its errors. They are kept while the bucket of the key is
+// deleted and made anew, and over a [Group.Reload]. For a key that shares a bucket they hold from its next call on.
+// At most 1,000 keys may have such limits at once; one more is an error, and so is a key that does not equal itself,
+// such as NaN.
 func (g *Group[K]) SetLimits(key K, l Limits) error {
 	g.mustBeMade()
 	s := g.shardOf(key)
@@ -40,9 +35,8 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 	return s.override(key, s.planFor(l))
 }
 
-// LimitsOf returns the [Limits] that are in force for a key: the limits of its bucket, if that is in
-// use, and otherwise the limits for its next call. For these the limits function is called,
-// unless [Group.SetLimits] has given the key its limits. An error of that function is returned.
+// LimitsOf returns the [Limits] that are in force for a key: those of its bucket, if that is in use, and otherwise
+// those of its next call. For these the limits function may be called, whose error is returned.
 func (g *Group[K]) LimitsOf(key K) (Limits, error) {
 	g.mustBeMade()
 	s := g.shardOf(key)
@@ -78,11 +72,9 @@ func (s *keyShard[K]) override(key K, p *plan) (err error) {
 	return nil
 }
 
-// ResetLimits ends SetLimits for a key: the [Limits] that the limits function returns for it
-// are put in force again. It does nothing if SetLimits was not called for the key. If the
-// bucket of the key is in use, the limits function is called; if that returns an error or
-// invalid Limits, or if they would change [Limits.InFlight] from or to 0, ResetLimits
-// returns an error, and nothing changes.
+// ResetLimits ends SetLimits for a key; it does nothing if there was none. If the bucket of the key is in use, the
+// limits function is called for the Limits that take their place. If that returns an error or invalid Limits, or
+// would change [Limits.InFlight] from or to 0, ResetLimits returns an error and changes nothing.
 func (g *Group[K]) ResetLimits(key K) error {
 	g.mustBeMade()
 	s := g.shardOf(key)
@@ -177,21 +169,12 @@ func (s *keyShard[K]) overrideOf(key K) (l Limits, ok bool) {
 	return l, ok
 }
 
-// Reload calls the limits function again for every key that has a bucket of its own,
-// one key after the other, and puts the [Limits] that it returns in force at once, also
-// for requests that wait, as [Shaper.SetLimits] does. A key keeps the Limits that it
-// has if the function returns an error or invalid Limits, or Limits that would change
-// [Limits.InFlight] from or to 0 while its bucket is in use; [GroupStats.LimitErrors] counts
-// these keys.
-//
-// For a key at rate.Inf without a cap the function is called at the key's next call. For a
-// key that shares a bucket it is called at each call anyway. When its Limits change, the
-// key goes to another shared bucket, which may be a new one. Requests that wait or are in
-// flight in the old one stay there, and do not count in the new one.
-//
-// A key that is new while Reload runs gets Limits for which the function was called
-// after Reload began. Reload returns when it has done all keys. It copies them first, a
-// thousand at a time under the lock. The limits function must not call Reload.
+// Reload calls the limits function again for every key that has a bucket of its own, one after the other, and puts
+// the [Limits] that it returns in force, as [Shaper.SetLimits] does. A key keeps its Limits if the function returns
+// an error or invalid ones, or would change [Limits.InFlight] from or to 0 while the bucket is in use;
+// [GroupStats.LimitErrors] counts these keys. All others get theirs at their next call. If the Limits of a key that
+// shares a bucket change, it goes to another, and its requests in the old one do not count there. Reload returns
+// when it has done all keys. The limits function must not call it.
 func (g *Group[K]) Reload() {
 	g.mustBeMade()
 	g.reloading <- struct{}{}

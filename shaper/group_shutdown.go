@@ -53,8 +53,8 @@ func (d *groupDrain) endLocked() {
 	close(d.ended)
 }
 
-// Shutdown is [Shaper.Shutdown] for the lines of all keys. As long as any of them has requests
-// in line, a request that a [Transport] retries may still enter the line of its key.
+// Shutdown is [Shaper.Shutdown] for the lines of all keys. As long as any has requests in line, a retry of a
+// [Transport] may still enter the line of its key.
 func (g *Group[K]) Shutdown(ctx context.Context) error {
 	g.mustBeMade()
 	if g.all.beginDrain(&g.drain) && !g.overflow.letsAllThrough() {

@@ -12,33 +12,22 @@ import (
 	"strings"
 )
 
-// A KeyFunc returns the key of a request: requests with equal keys share one bucket. An
-// error means that the function itself is set up wrongly: the request has no key, and
-// must be refused rather than let pass.
+// A KeyFunc returns the key of a request: requests with equal keys share one bucket. An error means that the
+// function itself is set up wrongly: the request must be refused. [ByClientIP], [ByHeader], [ByRoute] and [ByHost]
+// are ready for use, [By] combines several, and [Join] makes the key in a function of your own. All are safe for
+// concurrent use, and nothing that a client sends makes them fail. What a request lacks gives the empty key, which
+// is a key like any other.
 //
-// [ByClientIP], [ByHeader], [ByRoute] and [ByHost] are ready for use. [By] combines several, and
-// [Join] makes the key in a function of your own. All of them are safe for concurrent
-// use, and nothing that a client sends makes them fail. What a request lacks gives the
-// empty key, which is a key like any other, so a client can't avoid a limit by leaving
-// something out.
-//
-// A key is worth what its source is worth. A client that may write a part of it freely
-// gets a fresh bucket for each new value, which is no limit at all. A client that can
-// write the value of another client spends from that client's bucket.
+// A key is worth what its source is worth. A client that may write a part of it freely gets a fresh bucket for each
+// new value, and one that can write the value of another client spends from that client's bucket.
 type KeyFunc func(*http.Request) (string, error)
 
-// By returns a [KeyFunc] that joins the keys of several by [Join]. The first error is
-// its error:
+// By returns a [KeyFunc] that joins the keys of several by [Join]; the first error is its error. Put the part that
+// picks the rule first, and any part that the client can choose after it:
 //
 //	shaper.By(shaper.ByRoute(mux), shaper.ByClientIP()) // POST %2Flogin/192.0.2.1
 //
-// Put the part that picks the rule first, and any part that the client can choose after
-// it: the part before the first "/" is then the rule's name. In the example a client
-// has a bucket of its own for every route. A limit that all requests of a client share
-// needs a second limiter, by [ByClientIP] alone.
-//
-// Without arguments, every request has the empty key. If an argument is nil, every call
-// returns an error.
+// Without arguments every request has the empty key. If an argument is nil, every call returns an error.
 func By(keys ...KeyFunc) KeyFunc {
 	keys = slices.Clone(keys)
 	for i, key := range keys {
@@ -60,22 +49,14 @@ func By(keys ...KeyFunc) KeyFunc {
 	}
 }
 
-// ByHeader returns a [KeyFunc] whose key is the value of a header field, such as an API
-// key or the name of a tenant. A missing or empty field gives the empty key. So does a
-// field that comes in several lines: if the handler used one of two values and the key
-// were made of the other, a client could send a new value there each time. For "Host"
-// the key is the host that the request is for.
+// ByHeader returns a [KeyFunc] whose key is the value of a header field, such as an API key; for "Host" it is the
+// host that the request is for. A missing or empty field gives the empty key, and so does a field that comes in
+// several lines, of which the handler might use another. A longer value than 256 bytes is cut as by [Join]. If name
+// is no field name, every call returns an error.
 //
-// The client writes its header, so by itself this limits only honest clients. Use it
-// where a proxy or an outer handler has checked or set the value, and elsewhere beside a
-// limit by [ByClientIP]. Keys are shown in statistics: replace a secret value by the
-// name of its owner first.
-//
-// A browser sends no such field with its preflights (CORS), so these all have the empty key. Let them pass by their
-// cost ([WithCost]).
-//
-// A value longer than 256 bytes is cut as by [Join]. If name is no field name (RFC 9110,
-// section 5.1), every call returns an error.
+// The client writes its header, so use this where a proxy or an outer handler has checked or set the value. Keys are
+// shown in statistics: replace a secret value by the name of its owner first. A browser's preflights (CORS) have no
+// such field: let them pass by their cost ([WithCost]).
 func ByHeader(name string) KeyFunc {
 	if !isFieldName(name) {
 		err := fmt.Errorf("shaper: ByHeader: name is %q, must be that of a header field", name)
@@ -110,20 +91,12 @@ func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 //
 //	Join("login", "192.0.2.1")    login/192.0.2.1
 //	Join("login", "x/../premium") login/x%2F..%2Fpremium
-//	Join("login", "")             login/-
-//	Join("login", "-")            login/%2D
+//	Join("login", "", "-")        login/-/%2D
 //
-// Different parts make different keys. A "/" within a part becomes %2F and a "%"
-// becomes %25, so that nothing a client sends can add a level or pick another rule. An
-// empty part becomes "-", and the part "-" becomes "%2D". Without parts the key is
-// empty. url.PathUnescape undoes the escaping of a part.
-//
-// Keys are kept in memory, and a client can send a megabyte. So a part longer than 256
-// bytes is replaced by its first 192, "~", and the SHA-256 of the whole part in
-// hexadecimal. The key still differs from all others.
-//
-// Look up a rule by a Join too: the rule of the route "POST /login" is found under
-// Join("POST /login"), which stands before the first "/" of a key.
+// Different parts make different keys: nothing that a client sends can add a level or pick another rule. A part
+// longer than 256 bytes is replaced by its first 192, "~", and the SHA-256 of the whole part in hexadecimal. Without
+// parts the key is empty. Look up a rule by a Join too: Join("POST /login") stands before the first "/" of the keys
+// of that route.
 func Join(parts ...string) string {
 	var key strings.Builder
 	for i, part := range parts {
@@ -188,22 +161,13 @@ func ByHost() KeyFunc {
 // defaultPorts has the ports of the schemes (RFC 9110, sections 4.2.1 and 4.2.2).
 var defaultPorts = map[string]string{"http": ":80", "https": ":443"}
 
-// ByRoute returns a [KeyFunc] whose key is the pattern that mux matches for a request,
-// such as "POST /login" or "/orders/{id}". The key is the pattern as it was registered,
-// without anything that the client sent: each route has limits under its own name, and
-// the requests for all orders share one key.
+// ByRoute returns a [KeyFunc] whose key is the pattern that mux matches for a request, as it was registered, such as
+// "POST /login" or "/orders/{id}". A request that mux redirects has the key of the route to which the redirect
+// leads. One without a route, which mux answers itself with 404 or 405, has the empty key: limit that as well.
 //
-// A request without a route, which mux answers itself with 404 or 405, has the empty
-// key. So has a CONNECT that mux redirects to the path with a trailing slash. With other
-// methods, a request that mux redirects, to a trailing slash or to the clean path, has
-// the key of the route to which the redirect leads. Limit the empty key as well, or
-// clients may ask as often as they like for paths that do not exist.
-//
-// The mux must see the request as this function does. If a handler in between changes
-// the method, the host or the path, as [http.StripPrefix] does, the two disagree, and a
-// client may get a route under the limit of another route. Then put the limit behind
-// that handler. Routes can be added to mux later. If mux is nil, every call returns an
-// error.
+// The mux must see the request as this function does: put the limit behind a handler that changes the method, the
+// host or the path, as [http.StripPrefix] does, or a client may get a route under the limit of another. Routes can
+// be added to mux later. If mux is nil, every call returns an error.
 func ByRoute(mux *http.ServeMux) KeyFunc {
 	return func(r *http.Request) (string, error) {
 		if mux == nil {
@@ -234,62 +198,39 @@ const (
 	maxHops = 32
 )
 
-// ByClientIP returns a [KeyFunc] whose key is the address of the client, which is the
-// other end of the connection unless that is one of your own proxies. It is the method
-// [ClientIP.Key] of a [ClientIP] with these proxies and prefixes of 64 bits.
+// ByClientIP returns a [KeyFunc] whose key is the address of the client, which is the other end of the connection
+// unless that is one of your own proxies: [ClientIP.Key] with these Trusted proxies.
 //
-//	ByClientIP()                                         // clients connect to this process
-//	ByClientIP(netip.MustParsePrefix("10.1.0.0/24"))     // through load balancers in 10.1.0.0/24
-//
-// If a proxy's prefix is missing, all clients that come through that proxy share one
-// bucket. If a prefix contains clients as well, these clients can claim any address.
+//	ByClientIP()                                     // clients connect to this process
+//	ByClientIP(netip.MustParsePrefix("10.1.0.0/24")) // through load balancers in 10.1.0.0/24
 func ByClientIP(trusted ...netip.Prefix) KeyFunc {
 	return ClientIP{Trusted: slices.Clone(trusted)}.Key
 }
 
-// A ClientIP finds the address from which a request comes. It is made as a literal, and
-// its method Key is a [KeyFunc]; [ByClientIP] is shorter and enough for most programs.
+// A ClientIP finds the address from which a request comes. It is made as a literal, and its method Key is a
+// [KeyFunc]; [ByClientIP] is enough for most programs. It is safe for concurrent use, as long as its fields are not
+// changed.
 //
-// The peer is the address in Request.RemoteAddr. If the peer is not trusted, it is the
-// client. If the peer is trusted, X-Forwarded-For is read from right to left, all its
-// lines as one. Each trusted proxy is believed about where it got the request from, and
-// the first address that is not trusted is the client. What a client writes into the
-// field stands left of its own address and is never read. If all addresses are trusted,
-// the left-most one, which is furthest away, is the client; without the field the peer
-// is. If an element is empty or no address, or the client is not among the last 32
-// elements, the field is not believed and the client is the peer. A port may follow
-// the address, as some proxies write it.
-//
-// No other field is read, because proxies pass on the text that clients write into
-// fields that they do not know. So no outer handler may set RemoteAddr from such a
-// field either.
-//
-// A ClientIP is safe for concurrent use, as long as its fields are not changed.
+// If the peer (Request.RemoteAddr) is not trusted, it is the client. Otherwise X-Forwarded-For is read from right to
+// left, and the first address that is not trusted is the client; if all are trusted, the left-most one. What a
+// client writes into the field stands left of its own address and is never read. If an element is empty or no
+// address, or the client is not among the last 32, the client is the peer. No other field is read, because proxies
+// pass on what clients write into fields that they do not know.
 type ClientIP struct {
-	// Trusted are the addresses of your own proxies which write X-Forwarded-For or
-	// append to it. Nil means that there are none, and the field is not read.
-	//
-	// A client that can connect from one of these addresses, or through a proxy that
-	// only passes the field on, can claim any address. So trust neither a network that
-	// clients share, nor the network of a provider whose customers can send from it too. An
-	// IPv4-mapped prefix (::ffff:10.0.0.0/104) stands for the IPv4 one.
+	// Trusted are the addresses of your own proxies which write X-Forwarded-For or append to it; nil: there are none. A client
+	// that can connect from one of them, or through a proxy that only passes the field on, can claim any address, so trust no
+	// network that clients share. If a proxy is missing, all clients that come through it share one bucket.
 	Trusted []netip.Prefix
 
-	// IPv6Bits is how many bits of an IPv6 address make the key, from 1 to 128; 0
-	// means 64. Many customers are given a whole /56 or /48, that is 256 or 65,536
-	// networks of 64 bits: use 56 or 48 if they abuse it. With 128 each address has
-	// a bucket of its own, so a client with a network of 64 bits has 2⁶⁴ buckets.
+	// IPv6Bits is how many bits of an IPv6 address make the key, from 1 to 128; 0 means 64. Many customers are given a whole /56
+	// or /48: use 56 or 48 if they abuse it. With 128 a client with a /64 has 2⁶⁴ buckets.
 	IPv6Bits int
 }
 
-// Key returns the address of an IPv4 client (192.0.2.1). For an IPv6 client it returns
-// the prefix that contains the address (2001:db8::/64), or with 128 bits the address.
-// An IPv4-mapped address counts as IPv4, and a zone is left out.
-//
-// If RemoteAddr is no address, as with a Unix socket, the key is empty and all such
-// requests share one bucket, whatever their header says.
-//
-// If a field of c is out of range, every call returns an error that names the field.
+// Key returns the address of an IPv4 client (192.0.2.1), or the prefix that contains an IPv6 one (2001:db8::/64;
+// with 128 bits the address). An IPv4-mapped address counts as IPv4, and a zone is left out. If RemoteAddr is no
+// address, as with a Unix socket, the key is empty. If a field of c is out of range, every call returns an error
+// that names the field.
 func (c ClientIP) Key(r *http.Request) (string, error) {
 	bits := c.IPv6Bits
 	if bits == 0 {

@@ -469,12 +469,10 @@ func (f foreign) mayDryRun() bool {
 // asksDoneToWait reports false, because it is unknown when a foreign [Limiter] asks.
 func (f foreign) asksDoneToWait() bool { return false }
 
-// A KeyLimiter is a [Limiter] for the requests of one key of a [Group] ([Group.Limiter]), or of a
-// [Shaper] whose keys share its rate ([Shaper.For]). It takes no memory in them. In a Group it works
-// whether the key has a bucket or not. Its methods do for requests of the key what the methods of
-// the same names of a Shaper do.
-//
-// The zero KeyLimiter is not usable, and its methods panic.
+// A KeyLimiter is a [Limiter] for the requests of one key of a [Group] ([Group.Limiter]), or of a [Shaper] whose
+// keys share its rate ([Shaper.For]). It takes no memory in them, and in a Group works whether the key has a bucket
+// or not. Its methods do for requests of the key what the methods of the same names of a Shaper do. The zero
+// KeyLimiter is not usable, and its methods panic.
 type KeyLimiter struct {
 	bucket keyBucket // nil: the KeyLimiter is zero
 }
@@ -528,13 +526,16 @@ func (l *KeyLimiter) AllowN(n int) bool { return l.made().allow(n) }
 // function, and predicts for a new one.
 func (l *KeyLimiter) Forecast(n int) (wait time.Duration, err error) { return l.made().predict(n) }
 
-// Hold is as [Shaper.Hold] says; of a [Shaper] it is for all keys. In a [Group] it makes the bucket of the key if there is
-// none, and does nothing if the [Limits] of the key can't be had.
+// Hold is as [Shaper.Hold] says; of a [Shaper] it is for all keys. In a [Group] it makes the bucket of the key if
+// there is none, and does nothing if the [Limits] of the key can't be had.
 func (l *KeyLimiter) Hold(d time.Duration) { l.made().hold(context.Background(), d) }
 
-// Stats returns the state of the key's bucket in a [Group], or of a new one if the key has none. If
-// the limits function returns an error, only the name is set. Of a [Shaper] it is [Shaper.Stats], for
-// all keys together.
+// Line is as [Shaper.Line] says; of a key of a [Shaper] with the requests of the key alone. Of a key that shares a
+// bucket in a [Group] it is the line of all that share it.
+func (l *KeyLimiter) Line(max int) []watch.Waiter { return l.made().line(max) }
+
+// Stats returns the state of the key's bucket in a [Group], or of a new one if the key has none; only the name if
+// the limits function returns an error. Of a [Shaper] it is [Shaper.Stats], for all keys together.
 func (l *KeyLimiter) Stats() Stats { return l.made().state() }
 
 // mayDryRun is for a type that embeds a KeyLimiter; see foreign.
@@ -587,6 +588,29 @@ func (k keyLimiter[K]) reserve(ctx context.Context, estimate int, kind entryKind
 func (k keyLimiter[K]) reserves() bool { return true }
 
 func (k keyLimiter[K]) atMost(n int) { k.group.shardOf(k.key).atMost(k.key, n) }
+
+// line makes no bucket, but may call the limits function to find the one that the key shares.
+func (k keyLimiter[K]) line(most int) []watch.Waiter {
+	g := k.group
+	line, found := g.shardOf(k.key).line(k.key, most)
+	if found || most <= 0 || g.rings.Len() == 0 {
+		return line
+	}
+	limits, err := g.shardOf(k.key).callLimits(k.key)
+	if err != nil { // They say which bucket it shares.
+		return nil
+	}
+	if line, found = g.shardOf(k.key).line(k.key, most); found {
+		return line
+	}
+	line, _ = g.overflow.lineOf(most, nil, func() (f *flow, waiting int) {
+		if kf := g.overflow.usedLocked(k.key, limits); kf != nil {
+			f, waiting = &kf.Value, kf.Value.waiting()
+		}
+		return f, waiting
+	})
+	return line
+}
 
 // predict makes no bucket: for a key that has none it asks for its [Limits], and predicts for a new one.
 func (k keyLimiter[K]) predict(n int) (wait time.Duration, err error) {

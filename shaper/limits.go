@@ -10,9 +10,8 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// DefaultSlack is the lateness that may be made up if [Limits.Slack] is 0. A goroutine
-// that does not yield is preempted by the Go runtime only after 10 to 20 ms. With much
-// less slack, a process whose cores are all busy could therefore not keep its rate.
+// DefaultSlack is the Slack of [Limits] that have none. A goroutine that does not yield is preempted only after 10 to 20
+// ms, so with much less a process whose cores are all busy could not keep its rate.
 const DefaultSlack = 20 * time.Millisecond
 
 // horizon bounds every time that the schedule looks ahead: the interval between two
@@ -27,43 +26,35 @@ const maxRate rate.Limit = 1e9
 // Limits are the numbers of a [Shaper]. They may change while requests wait, by
 // [Shaper.SetLimits].
 type Limits struct {
-	// Rate is how many cost units leave per second: from 1 per 365 days to 1e9. At
-	// [rate.Inf] every request leaves at once, except while the line is held or the
-	// in-flight cap is reached. A rate is read as the simplest fraction within one
-	// part in 2⁵⁰ of it, so rate.Every(3*time.Second) means exactly one per three
-	// seconds.
+	// Rate is how many cost units leave per second: from 1 per 365 days to 1e9. At [rate.Inf] every request leaves at once,
+	// except while the line is held or all seats are taken. A rate is read as the simplest fraction within one part in 2⁵⁰
+	// of it, so rate.Every(3*time.Second) means exactly one per three seconds.
 	Rate rate.Limit
 
-	// Burst is the level, in cost units, up to which requests leave at once.
-	// 0 means 1.
+	// Burst is the level, in cost units, up to which requests leave at once. 0 means 1.
 	Burst int
 
-	// Depth is the largest number of requests that may wait. With 0 none wait: a
-	// request that cannot leave at once is refused. Retries of a [Transport] may
-	// exceed Depth, because they were admitted before; and with a [shared.Bucket] so may
-	// requests that its room covers, up to Burst of them ([WithBucket]).
+	// Depth is the largest number of requests that may wait. With 0 none wait: a request that cannot leave at once is refused.
 	Depth int
 
-	// MaxWait is the longest predicted wait with which a request is admitted. 0
-	// means 365 days. With InFlight, the prediction assumes that a seat becomes free
-	// at once: no request is refused because of an estimate, and an admitted request
-	// may wait longer. MaxWait does not apply to retries of a [Transport]. It is compared
-	// once, when a request enters: a lower Rate, a [Shaper.Hold], retries that enter at the
-	// head, and with a [shared.Bucket] other processes and outages may make it wait longer then. [WithLineTimeout]
-	// bounds that real wait.
+	// MaxWait is the longest predicted wait with which a request is admitted; 0 means 365 days. It is compared once, when a
+	// request enters: a lower Rate, a hold, retries, taken seats, other processes and outages may make it wait longer then.
+	// [WithLineTimeout] bounds that real wait. MaxWait does not apply to retries of a [Transport].
 	MaxWait time.Duration
 
-	// Slack is how much of the lateness of a wake-up may be made up, by requests that
-	// leave closer together (guarantee 1). 0 means [DefaultSlack].
+	// Slack is how much of the lateness of a wake-up may be made up, by requests that leave closer together; 0 means
+	// [DefaultSlack]. Lateness beyond it is lost, in [Stats.Missed]: the schedule goes on from now − Slack. So while requests
+	// wait, cost departed + Missed is Rate × time, to within Burst + Rate × Slack. Only requests that were in line when
+	// they were due make up anything: an idle bucket earns nothing beyond Burst. Time in which a hold or the cap kept the
+	// line waiting is no lateness.
 	Slack time.Duration
 
-	// InFlight is how many requests, whatever their cost, may be in flight, which means
-	// that they have left and have not ended yet. Rate bounds how often requests leave,
-	// InFlight how many are upstream at once. 0 means no cap. With a cap, requests enter
-	// only by [Shaper.Acquire], [Shaper.Do], [Middleware] or [Transport], which know when
-	// a request ends. [Shaper.SetLimits] may change InFlight to another number, but not
-	// from or to 0. While the cap keeps requests waiting, [Shaper.Forecast] and
-	// [RejectError.RetryAfter] are estimates.
+	// InFlight is how many requests, whatever their cost, may be in flight: each has a seat from when it leaves until it ends.
+	// 0 means no cap, and can't be changed to or from. With a cap, requests enter only by [Shaper.Acquire], [Shaper.Do],
+	// [Shaper.Reserve], [Middleware] or [Transport], which know when a request ends. That is unknown beforehand, so
+	// admission assumes that a seat becomes free at once, and refuses no request that might leave in time. Unless seats are
+	// free for a request and all ahead, [Shaper.Forecast] and [RejectError.RetryAfter] are estimates: for each
+	// request that has to end first at least the mean time in flight of late, divided by InFlight, and at least 1 ms.
 	InFlight int
 }
 

@@ -50,19 +50,12 @@ var optional = []string{"burst", "depth", "wait", "slack", "inflight"}
 //	inf depth 3
 //	10, 1/sec
 //
-// The text begins with a rate: a number per unit of time, a number per duration, a number in
-// a window, or the word inf. Then burst, depth, wait, slack and inflight may follow in any order, each
-// at most once. A field that is left out is 0, so without depth no request waits. The
-// last form above means burst 10; nothing may follow it, and its rate can't be a window. Numbers may have decimals,
-// but neither sign nor exponent, and are read exactly: 20/min is the [rate.Limit]
-// nearest to a third. Units are ns, us, ms, s, sec, min, h, hour, d and day.
-//
-// 100 in 1min burst 20 means the Limits that [Window] returns for these numbers: at most 100 leave in any
-// window of a minute. The number before in is whole and at least 2, and burst is below it. The slack of the text, or
-// [DefaultSlack], goes into the rate and is written out.
-//
-// For any other text, and for Limits that [Limits.Validate] rejects, the error is a
-// [*ParseError].
+// The text begins with a rate: a number per unit of time, a number per duration, a number in a window ([Window]), or
+// the word inf. Then burst, depth, wait, slack and inflight may follow in any order, each at most once; one that is
+// left out is 0, so without depth no request waits. The last form above means burst 10, and nothing may follow it.
+// Numbers may have decimals, but neither sign nor exponent, and are read exactly: 20/min is the rate.Limit nearest
+// to a third. Units are ns, us, ms, s, sec, min, h, hour, d and day. For any other text, and for Limits that
+// [Limits.Validate] rejects, the error is a [*ParseError].
 func ParseLimits(text string) (Limits, error) {
 	l, s := Limits{}, scanner{text: text}
 	if len(text) > maxText {
@@ -490,26 +483,20 @@ func isNumber(text string) bool {
 	return whole != "" && (!point || decimals != "") && strings.Trim(whole+decimals, "0123456789") == ""
 }
 
-// Window returns Limits with which at most n cost units leave in any window of length w, both ends
-// included, however requests arrive. That is what an upstream asks for that counts a rolling minute:
+// Window returns [Limits] with which at most n cost units leave in any window of length w, both ends included,
+// however requests arrive. That is what an upstream asks for that counts a rolling minute:
 //
 //	l, err := shaper.Window(100, time.Minute, 20) // 20 at once after a pause, 100 in any minute
 //	l.Depth = 50
 //
-// Burst is burst, where 0 means 1, and Rate is (n − burst)/(w + Slack): Burst comes on top of what
-// the rate lets leave within w, and so does what a late wake-up may make up. Slack is [DefaultSlack],
-// written out, because with a [shared.Bucket] a Slack of 0 may mean more. Depth, MaxWait and InFlight are 0, and may
-// be set afterwards. Limits with another Rate, Burst or Slack do not keep the promise.
+// Burst is burst, where 0 means 1, Rate is (n − burst)/(w + Slack), and Slack is [DefaultSlack]; with others the
+// promise is not kept. Depth, MaxWait and InFlight are 0, and may be set. A cost above burst takes its place. What
+// left under other Limits, or before a restart without [Shaper.Restore], counts in no window, and what a settle
+// charges comes on top. For an upstream that counts arrivals make w longer by as much as the way there varies, as in
+// time.Minute + time.Second.
 //
-// It does not promise everything. If a request costs more than burst, the largest cost takes the place
-// of burst. What left under other Limits, or before a restart without [Shaper.Restore], counts in no
-// window. What a settle of [Shaper.Reserve] charges comes on top, and so do the exceptions that docs/shared-guarantees.md
-// names. Departures are counted when their slots are handed out: for an upstream that counts arrivals, make
-// w longer by as much as the way there varies, as in time.Minute + time.Second.
-//
-// n must be at least 2 (if only one may leave in w, take the Rate rate.Every(w + time.Second) and no burst),
-// burst below n, and w above 0. The error for other arguments, and where [Limits.Validate] rejects the result,
-// names the argument.
+// n must be at least 2 (for one in w take rate.Every(w + time.Second) and no burst), burst below n, and w above 0.
+// The error for other arguments, and where [Limits.Validate] rejects the result, names the argument.
 func Window(n int, w time.Duration, burst int) (Limits, error) {
 	l := Limits{Burst: burst, Slack: DefaultSlack}
 	var err error

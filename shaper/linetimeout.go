@@ -11,22 +11,16 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// WithLineTimeout bounds the real wait of a request in line, where [Limits.MaxWait] bounds the predicted
-// wait at entry. A request gets a bound when it enters a line: d after that instant, or for a d of 0 as
-// much after it as the MaxWait that is then in force (0: no bound). If the bound comes while the
-// request is in line, it is refused with [ErrTooLate]. So a lower rate, a [Shaper.Hold], retries that enter
-// at the head, requests of other keys or an outage of a [shared.Bucket] make no request wait longer. The bound
-// stays, whatever limits are put in force later.
+// WithLineTimeout bounds the real wait of a request in line, where [Limits.MaxWait] bounds the predicted wait at
+// entry: d after it has entered, or for a d of 0 as much after it as the MaxWait that is then in force (0: no
+// bound). At its bound a request is refused with [ErrTooLate], so a lower rate, a hold, retries, requests of other
+// keys or an outage make none wait longer. The bound stays, whatever limits are put in force later.
 //
-// A request whose slot comes at its bound is in time. A hold that ends after a request's bound refuses the
-// request at once, when the hold is set, so that its caller need not wait for what is certain.
-// [RejectError.RetryAfter] is at least the time until the next request leaves, or the hold ends. At entry
-// the predicted wait is compared with the bound, too. A retry of a [Transport] has the bound that it had
-// when it first asked its Limiter. In a [Chain] each line has a bound of its own. In a dry run the
-// shadow of a request leaves the line at its bound, and its [Verdict] stands.
-//
-// A [Limits.Depth] of 0 and [Shaper.AllowN] know no line, and no bound. A negative d, or one above 365
-// days, is an error of [New] and [NewGroup].
+// A request whose slot comes at its bound is in time. A hold that ends after it refuses the request at once. At
+// entry the predicted wait is compared with the bound, too. A retry of a [Transport] has the bound that it had when
+// it first asked its Limiter. In a [Chain] each line has a bound of its own. In a dry run the shadow of a request
+// leaves the line at its bound, and its [Verdict] stands. A negative d, or one above 365 days, is an error of [New]
+// and [NewGroup].
 func WithLineTimeout(d time.Duration) Option { return common{lineTimeoutOption(d)} }
 
 type lineTimeoutOption time.Duration

@@ -14,60 +14,29 @@ import (
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
-// Middleware returns net/http middleware that lets each request wait for l
-// before its handler runs: it delays instead of rejecting. A request that l does
-// not admit is answered by [WriteError], or by the function of [WithErrorHandler].
+// Middleware returns net/http middleware that lets each request wait for l before its handler runs: it delays
+// instead of rejecting. A request that l does not admit is answered by [WriteError], or by the function of
+// [WithErrorHandler]. A request costs 1 unless [WithCost] says otherwise; one of cost 0 passes untouched, and l is
+// not asked. Flushing, hijacking and [http.ResponseController] keep working, and panics of the handler pass through.
 //
-// A request costs 1 unless [WithCost] says otherwise. A request of cost 0 passes
-// untouched, and l is not asked. While the handler runs, the request does not
-// occupy the limiter, unless [Limits.InFlight] is set. Flushing, hijacking and
-// [http.ResponseController] keep working. Panics of the handler pass through.
+// With [Limits.InFlight] set, a request is in flight until its handler has returned, panicked, or hijacked the
+// connection. A [Limiter] with a method like [Shaper.Acquire] is treated in the same way, unless it has one like
+// [Shaper.Limits] that says that InFlight is 0.
 //
-// With InFlight set, a request is in flight while its handler runs. It stops being
-// so when the connection is hijacked, else when the handler has returned or
-// panicked, however long the answer streams. A [Limiter] with a method like
-// [Shaper.Acquire] is treated in the same way, unless it has one like [Shaper.Limits]
-// that says that InFlight is 0.
+// A request that may leave at once is served, whether its client seems to be there or not. If the client has gone
+// while its request waited, or has closed the sending half of its connection, no handler runs, and a [Shaper] gives
+// the slot to the next waiter. The request ends with status 499 without a body and with "Connection: close". The
+// deadline of an outer handler, such as [http.TimeoutHandler], counts at once.
 //
-// The handler gets the ResponseWriter as it is, with two exceptions, both in
-// HTTP/1: it is wrapped where InFlight is set, so that a hijack is noticed, and
-// where the body has been read ahead, so that a hijacker gets the bytes read. The
-// wrapper has everything that [http.ResponseController] looks for, and is an
-// [http.Flusher], [http.Hijacker], [http.Pusher] or [io.ReaderFrom] if the
-// ResponseWriter is one. One thing gets lost: if the body is longer than an
-// [http.MaxBytesReader] of the handler allows, net/http does not close the connection.
-// Answer such a request with "Connection: close".
+// To notice that the client of a request with a body has gone, Middleware needs [ConnContext]. Without it, a body of
+// known length up to 64 KiB is read ahead while its request waits, so that net/http watches the connection; of other
+// bodies it is not noticed. A read deadline that an outer handler has set is lifted then, and a Hijack ends the
+// reading: if it fails, the rest of the body is lost. The ResponseWriter is wrapped in HTTP/1 where InFlight is set
+// or the body has been read ahead; if an [http.MaxBytesReader] of the handler refuses a body, answer with
+// "Connection: close" there.
 //
-// A request that may leave at once is served, whether its client seems to be there
-// or not: net/http cancels the request of a client that has closed only the
-// sending half of its connection (nc -N, Node's socket.end(request)), although that
-// client still reads the answer. After a wait such a client counts as gone, like one
-// that has closed its connection. If l is not of this package, only time tells
-// whether a request has waited, and 20 ms count as no wait. The deadline of an outer
-// handler, such as [http.TimeoutHandler], counts at once.
-//
-// If the client has gone while its request waited, no handler runs, and a [Shaper]
-// gives the slot to the next waiter. The request ends with status 499 without a
-// body, which access logs see, and with "Connection: close": without that, a client
-// that closed only its sending half would take net/http's empty 200 for success.
-//
-// To notice that the client of a request with a body has gone, Middleware needs
-// [ConnContext]. Without it, a body of known length up to 64 KiB is read ahead while
-// its request waits, so that net/http watches the connection. It is then not noticed
-// that a client has gone if its body is larger, has no length, asks
-// "Expect: 100-continue", or has been wrapped by an outer handler, as
-// http.MaxBytesReader does.
-//
-// Reading ahead changes two things for a handler:
-//
-//   - A read deadline that an outer handler has set ([http.ResponseController]) is lifted. After
-//     the wait only the server's ReadTimeout applies.
-//   - A Hijack must end the reading. If it then fails, and the whole body had not come by then, the
-//     rest of the body is lost: reading it returns an error, and the context of the request ends.
-//
-// The time in the line is not taken off the server's timeouts: they are restarted
-// after the wait. A refusal reaches a client that is still sending: the middleware
-// waits for the rest of the body, for 100 ms at most.
+// The time in the line is not taken off the server's timeouts: they are restarted after the wait. A refusal reaches
+// a client that is still sending: the middleware waits for the rest of the body, for 100 ms at most.
 func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Handler {
 	if l == nil {
 		panic("shaper: Middleware needs a Limiter; to let every request pass, leave it out")
@@ -89,19 +58,10 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 //
 //	server := &http.Server{Handler: handler, ConnContext: shaper.ConnContext}
 //
-// It lets [Middleware] ask the connection whether its client is still there.
-// net/http does not cancel the context of an HTTP/1 request while its body is
-// unread (golang/go#23262), so without it an upload whose client has gone keeps
-// its place in the line.
-//
-// Only the connection of a request that waits is asked: a request that may leave
-// at once is served. After a wait a client that has closed only its sending half
-// (nc -N, Node's socket.end(request)) counts as gone, as it does for net/http: the
-// connection looks the same in both cases.
-//
-// The connection is asked by a ppoll(2), which works on Linux. Elsewhere, and on
-// connections without a file descriptor, ConnContext does nothing, and Middleware
-// reads small bodies ahead instead.
+// It lets [Middleware] ask the connection of a request that waits whether its client is still there, as net/http
+// does not cancel the context of an HTTP/1 request while its body is unread (golang/go#23262): an upload whose
+// client has gone would keep its place. The connection is asked by a ppoll(2), which works on Linux. Elsewhere, and
+// on connections without a file descriptor, ConnContext does nothing.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return serverconn.NewContext(ctx, c)
 }

@@ -50,12 +50,9 @@ type costOption func(*http.Request) int
 
 func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost = o }
 
-// WithCost sets the function that returns the cost of a request. By default, or with
-// nil, a request costs 1.
-//
-// A request of cost 0 passes untouched; give this cost to health checks. If the cost
-// comes from the request, bound it: all requests behind it wait for cost / [Limits.Rate]. A
-// negative cost is a mistake, which is answered with status 500.
+// WithCost sets the function that returns the cost of a request; by default, or with nil, it is 1. A request of cost
+// 0 passes untouched, such as a health check. Bound a cost that comes from the request: all behind it wait for cost
+// / [Limits.Rate]. A negative cost is a mistake, which is answered with status 500.
 func WithCost(cost func(*http.Request) int) MiddlewareOption { return costOption(cost) }
 
 type costsOption func(*http.Request) []int
@@ -83,24 +80,19 @@ type keyOption KeyFunc
 
 func (o keyOption) applyMiddleware(to *middlewareOptions) { to.key = KeyFunc(o) }
 
-// WithKey makes [Middleware] let each request wait as its key, in front of a [Shaper]
-// [WithFairQueue]. For any other [Limiter] Middleware panics, and so does [Group.Middleware], which
-// has a function for the key already. If key returns an error, the request is answered with status
-// 500. For a request of cost 0 it is not called. By default, or with nil, all requests have the key "".
+// WithKey makes [Middleware] let each request wait as its key, in front of a [Shaper] [WithFairQueue]. For any other
+// [Limiter] Middleware panics, and so does [Group.Middleware]. If key returns an error, the request is answered with
+// status 500. For a request of cost 0 it is not called. By default, or with nil, all requests have the key "".
 func WithKey(key KeyFunc) MiddlewareOption { return keyOption(key) }
 
 type errorHandlerOption func(http.ResponseWriter, *http.Request, error)
 
 func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError = o }
 
-// WithErrorHandler sets the function that answers requests which were not
-// admitted. By default, or with nil, it is [WriteError].
-//
-// The function gets the [Limiter]'s error, in which [errors.As] finds the [RejectError]
-// of a [Shaper]; or [ErrNegativeCost]; or an error of the middleware's own, for which
-// [WriteError] knows the status. It is not called for a client that has gone. When it
-// is called, the middleware has already set the deadlines of the connection and its
-// own header fields ([WithHeaders], "Connection: close").
+// WithErrorHandler sets the function that answers requests which were not admitted; by default, or with nil,
+// [WriteError]. It gets the [Limiter]'s error, in which [errors.As] finds a [RejectError], or one of the
+// middleware's own ([Reason], [AnswerTo]). It is not called for a client that has gone. The middleware has already
+// set the connection's deadlines, and its own header fields.
 func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {
 	return errorHandlerOption(handle)
 }
@@ -111,20 +103,16 @@ func (o retrySpreadOption) applyMiddleware(to *middlewareOptions) {
 	to.retrySpread = max(0, time.Duration(o))
 }
 
-// WithRetrySpread adds a random time from 0 to d, in whole seconds, to the
-// Retry-After of each refusal, so that clients which were refused together do not
-// come back together. It is drawn once for a request: [WriteError], [AnswerTo] and the RateLimit
-// fields have the same time. The [RejectError] stays exact. The default is
-// 0; less than a second adds nothing.
+// WithRetrySpread adds a random time from 0 to d, in whole seconds, to the Retry-After of each refusal, so that
+// clients which were refused together do not come back together: once for a request, for [WriteError], [AnswerTo]
+// and the RateLimit fields. The [RejectError] stays exact. The default is 0; less than a second adds nothing.
 func WithRetrySpread(d time.Duration) MiddlewareOption { return retrySpreadOption(d) }
 
-// WithWaitField names a field by which a request says how long it is willing to be in line: in seconds, with
-// decimals ("2", "0.5"), or as a duration of the text form of [Limits] ("1500ms"). Its bound is then
-// that long after it has come to the [Middleware], or the bound of [WithLineTimeout] if that is earlier; in a
-// [Chain] it bounds the waits in all lines together. With 0 the request leaves at once, or is refused with
-// [ErrTooLate]. Without [WithLineTimeout] it works, too. A field that is missing, malformed, negative, or there
-// twice counts as none. A request can only shorten its own wait so, and moves nobody in line. Limiters that
-// are not of this package ignore it. By default, or with "", no field is read.
+// WithWaitField names a header field by which a request says how long it is willing to be in line: in seconds ("2",
+// "0.5") or as a duration of the text form of [Limits] ("1500ms"). That bounds its wait, in all lines of a [Chain]
+// together, if [WithLineTimeout] does not sooner; with 0 it leaves at once, or is refused with [ErrTooLate]. A field
+// that is missing, malformed, negative, or there twice counts as none, and Limiters that are not of this package
+// ignore it. By default, or with "", no field is read.
 func WithWaitField(name string) MiddlewareOption { return waitFieldOption(name) }
 
 type waitFieldOption string
@@ -165,21 +153,18 @@ type loggerOption struct{ log *refusalLog }
 
 func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.log = o.log }
 
-// WithLogger logs refusals, at level Warn, and clients that have gone, at level Debug.
-// There is at most one line about refusals a second, with the number of refusals since
-// the line before. Nothing of the request is logged, unless the error of another
-// Limiter, of the key function or of the limits function contains it. Several middlewares that are given
-// the same option have that line together. By default, or with a nil logger, nothing is logged.
+// WithLogger logs refusals, at level Warn, at most one line a second with their number, and clients that have gone,
+// at level Debug. Nothing of the request is logged, unless the error of another Limiter, of the key function or of
+// the limits function contains it. Middlewares that are given the same option share the line. By default, or with
+// nil, nothing is logged.
 func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{newRefusalLog(log)} }
 
 type verdictFieldOption string
 
 func (o verdictFieldOption) applyMiddleware(to *middlewareOptions) { to.verdictField = string(o) }
 
-// WithVerdictHeader adds a header field of that name to each answer. Its value is the
-// [Verdict] of a dry run, as [Verdict.String] writes it; of several dry runs, the
-// harshest Verdict. Without a dry run there is no field, nor by default, nor with "".
-// The handler behind the middleware finds the Verdict by [VerdictOf] in any case.
+// WithVerdictHeader adds a header field of that name to each answer, with [Verdict.String] of a dry run; of several
+// the harshest. Without a dry run there is no field, nor by default, nor with "".
 func WithVerdictHeader(name string) MiddlewareOption { return verdictFieldOption(name) }
 
 // A refusalLog is the log of a [Middleware]. A nil refusalLog logs nothing.
@@ -243,23 +228,17 @@ func (l *refusalLog) logGone(ctx context.Context, waited time.Duration) {
 
 // WriteError answers a request that a [Limiter] did not admit with err:
 //
-//   - 429 with Retry-After if the line is full or the request would leave too
-//     late; without it if the request can never fit, which the body then says.
-//   - 503 with Retry-After if the [Shaper] is closed, if its shared [shared.Bucket] can't be
-//     asked, if the deadline of an outer handler has passed, and for errors of other
-//     Limiters.
-//   - 408 for [ErrBody].
-//   - 500 if the cost is negative, or if the key function or the limits function of a
-//     [Group] returned an error.
-//   - 499 without a body, and the end of the connection, if err is
-//     [context.Canceled]: the client has gone.
+//   - 429 with Retry-After if the line is full or the request would leave too late; without it if the request can
+//     never fit.
+//   - 503 with Retry-After if the [Shaper] is closed, if its [shared.Bucket] can't be asked, if the deadline of
+//     an outer handler has passed, and for errors of other Limiters.
+//   - 408 for [ErrBody]; 500 if the cost is negative, or if the key function or the limits function of a [Group]
+//     has failed.
+//   - 499 without a body, and the end of the connection, for [context.Canceled]: the client has gone.
 //
-// Retry-After is the RetryAfter of the [RejectError] in whole seconds, rounded up, at least 1;
-// for other errors it is 1. The body is a short problem+json (RFC 9457) that repeats
-// nothing of the request or of err. "Cache-Control: no-store" keeps it out of caches.
-//
-// WriteError is the default of [WithErrorHandler]. It may also be called from such a
-// handler, or after a [Shaper.WaitN] of your own.
+// Retry-After is the RetryAfter of the [RejectError] in whole seconds, rounded up, at least 1; for other errors it
+// is 1. The body is a short problem+json (RFC 9457) that repeats nothing of the request or of err, and
+// "Cache-Control: no-store" keeps it out of caches.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	responseTo(err).Later(spreadOf(r.Context())).Write(w, r)
 }
@@ -272,8 +251,8 @@ type Answer struct {
 	RetryAfter time.Duration // whole seconds, rounded up, at least one; 0: there is no such field, as trying again does not help
 }
 
-// AnswerTo returns the [Answer] to an error of [Middleware] or of a Limiter, for a program that writes it in a form of its
-// own. In a function of [WithErrorHandler] RetryAfter has the random part of [WithRetrySpread] that the other fields have.
+// AnswerTo returns the [Answer] to an error of [Middleware] or of a Limiter, for a program that writes it in a form
+// of its own.
 func AnswerTo(r *http.Request, err error) Answer {
 	a := responseTo(err).Later(spreadOf(r.Context()))
 	return Answer{a.Status, http.StatusText(a.Status), a.Detail, time.Duration(a.RetryAfter) * time.Second}
@@ -358,49 +337,28 @@ const (
 	//	RateLimit-Policy: "name";q=Burst+Depth;w=q/Rate
 	//	RateLimit: "name";r=free;t=seconds
 	//
-	// Here q is how many requests an empty bucket admits at once: [Limits.Burst] of them leave
-	// and [Limits.Depth] wait. w is the time in which q of them drain. r is how many requests the
-	// bucket would admit now: the free units, floor(Burst − level), plus the places that
-	// are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0, and while
-	// a [shared.Bucket] can't be asked it is what its Fallback still admits.
-	// While the line is held no units are free, and while the bucket is blocked ([WithBlock])
-	// r is 0. With [Limits.InFlight], which q does not include, at most as many units are free
-	// as seats, except in a dry run, where no request has one. Units and places are added as if
-	// each request cost 1, and units count whoever waits, as a newcomer is admitted behind them:
-	// [Stats].Free says what may leave at once. In a refusal t is the Retry-After of [WriteError] if there is
-	// one; otherwise t is the time until the level is 0. Times are whole seconds, rounded
-	// up. The numbers come from [Shaper.Stats] just after the decision.
+	// q is how many requests an empty bucket admits at once, and w the time in which they drain. r is how many it would admit
+	// now, as if each cost 1: the free units, floor(Burst − level), and the places that are free in the line. While the line is
+	// held no units are free, with a cap at most as many as seats, and while the bucket is blocked or closed r is 0. In a refusal
+	// t is the Retry-After of [WriteError], otherwise the time until the level is 0; times are whole seconds, rounded up.
 	//
-	// A client that obeys the fields slows down before it is refused, and more than it
-	// has to. Times are whole seconds, so at 10/s with a Burst of 2 the second request
-	// is answered with r=0;t=1, and a client that then waits for t lets most of its
-	// slots pass. By default a [Transport] therefore holds back only after refusals. Set
-	// the option for clients that spread their requests over t, or that show the numbers
-	// to people. Others are served better by the line and by Retry-After.
+	// A client that obeys the fields slows down more than it has to: at 10/s with a Burst of 2 the second request is answered
+	// with r=0;t=1. So a [Transport] holds back only after refusals. Add them for clients that spread their requests over t, or
+	// that show the numbers to people.
 	//
-	// The name comes from [WithName], or is "default"; characters other than printable
-	// ASCII become '?'. There are no fields at [rate.Inf], for requests of cost 0, with
-	// status 500 (the server's mistake), for a [Limiter] without a method Stats() Stats,
-	// and in a [Group] for a key that shares a bucket. If several middlewares stand around
-	// a handler, each adds its own fields to those that are there.
+	// The name comes from [WithName], or is "default". There are no fields at [rate.Inf], for requests of cost 0, with status
+	// 500, for a [Limiter] without a method Stats() Stats, and in a [Group] for a key that shares a bucket. Of several
+	// middlewares around a handler each adds its own.
 	HeaderRateLimit Headers = 1 << iota
 
-	// HeaderXRateLimit has the same numbers in the three fields that many clients know:
-	//
-	//	X-RateLimit-Limit: q
-	//	X-RateLimit-Remaining: r
-	//	X-RateLimit-Reset: the time at which t is over, in seconds since 1970
-	//
-	// No standard says what these fields mean. Here they mean what they mean in the API of GitHub, and in
-	// ulule/limiter and httprate; other servers write a date into the third, or the seconds until then. If several
-	// middlewares stand around a handler, the fields are those of the one of which the least remains, as a
-	// client looks for one value, and of two with as much those with the later Reset.
+	// HeaderXRateLimit has the same numbers in X-RateLimit-Limit (q), X-RateLimit-Remaining (r) and X-RateLimit-Reset (the time
+	// at which t is over, in seconds since 1970), which no standard has. They mean what they mean in the API of GitHub; other
+	// servers write a date into the third, or the seconds until then. Of several middlewares the one of which the least
+	// remains counts.
 	HeaderXRateLimit
 
-	// HeaderServerTiming has the time that the request waited, in milliseconds. Browsers' developer
-	// tools show it (W3C Server Timing):
-	//
-	//	Server-Timing: shaper;dur=12.345
+	// HeaderServerTiming has the time that the request waited, in milliseconds (W3C Server Timing): Server-Timing:
+	// shaper;dur=12.345. Browsers' developer tools show it.
 	HeaderServerTiming
 
 	limitHeaders = HeaderRateLimit | HeaderXRateLimit

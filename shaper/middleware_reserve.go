@@ -7,30 +7,24 @@ import (
 	"time"
 )
 
-// WithReserve makes the cost of a request an estimate ([WithCost]): [Middleware] reserves it, and [Settle] says
-// what the request has cost. Without a Settle the estimate stands. In front of a [Limiter] that has no method like
-// [Shaper.Reserve] the option changes nothing.
+// WithReserve makes the cost of a request an estimate ([WithCost]): [Middleware] reserves it, and [Settle] says what
+// the request has cost; without it the estimate stands, and so does it with a [Limiter] that has no method like
+// [Shaper.Reserve].
 //
-// A [Transport] with the same Limiter whose request has the context of one that was let in so does not
-// wait for the Limiter again: the reservation is for its first attempt. If the upstream refuses that and the Transport
-// sends it again ([Transport.Retry]), the reservation is settled with 0, the second attempt enters at the head of the
-// line, and Settle is for the reservation of that.
+// A [Transport] with the same Limiter whose request has the context of one that was let in so does not wait again:
+// the reservation is for its first attempt. If it sends the request again ([Transport.Retry]), that is settled with
+// 0, and Settle is for the second.
 func WithReserve() MiddlewareOption { return reserveOption{} }
 
 type reserveOption struct{}
 
 func (reserveOption) applyMiddleware(to *middlewareOptions) { to.reserve = true }
 
-// Settle says what a request has cost that a [Middleware] has passed on [WithReserve], as the function that
-// [Shaper.Reserve] returns: requests in line are re-timed at once. r is that request or one with a context derived from
-// its context. If several Middlewares have passed it on, all of them settle. Only the cost is settled: a seat stays
-// taken until the handler has returned or hijacks the connection. With a negative actual the estimate stands.
-//
-// With [WithCosts] the actual costs are as for the function that [Shaper.ReserveEach] returns: where one is missing the estimate
-// stands.
-//
-// Settle reports whether there was something to be settled. There is nothing without WithReserve, for a
-// request of cost 0, after another Settle, and once the handler of the Middleware has returned.
+// Settle says what a request has cost that a [Middleware] has passed on [WithReserve] or [WithCosts], as the
+// function that [Shaper.Reserve] or [Shaper.ReserveEach] returns; its seat stays taken until the handler has
+// returned. r is that request or one with a context derived from its context. If several Middlewares have passed it
+// on, all of them settle. Settle reports whether there was something to be settled: not for a request of cost 0,
+// after another Settle, and once the handler has returned.
 func Settle(r *http.Request, actual ...int) bool {
 	settled := false
 	for s := settlingOf(r.Context()); s != nil; s = s.outer {

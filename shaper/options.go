@@ -112,12 +112,10 @@ type coarseTimerOption struct{}
 
 func (coarseTimerOption) apply(to *options) { to.coarse = true }
 
-// WithCoarseTimer makes the ticker wake at most once a millisecond. Above 1,000/s that
-// takes less CPU time (at 10,000/s, less than half), and requests leave in batches, up to a
-// millisecond late. Up to 1,000/s nothing changes. The rate is kept if [Limits.Slack] is
-// at least a millisecond. But a single caller in a loop never has a second request in
-// line, so its requests leave at most 1,000 times a second. Where Go's timers are in use
-// (see [Stats.Precise]) the option changes nothing, because they are as coarse.
+// WithCoarseTimer makes the ticker wake at most once a millisecond. Above 1,000/s that takes less CPU time (at
+// 10,000/s, less than half), and requests leave in batches, up to a millisecond late. The rate is kept if
+// [Limits.Slack] is at least a millisecond; but a single caller in a loop leaves at most 1,000 times a second. Where
+// Go's timers are in use ([Stats.Precise]) it changes nothing.
 func WithCoarseTimer() Option { return common{coarseTimerOption{}} }
 
 type maxKeysOption int
@@ -128,66 +126,42 @@ func (o maxKeysOption) apply(to *options) { to.maxKeys = int(o) }
 // unless [WithMaxKeys] sets another number.
 const DefaultMaxKeys = 100_000
 
-// WithMaxKeys bounds how many keys of a [Group] have a bucket of their own at once; n
-// must be at least 1. A key that comes when n keys have one shares a bucket with other
-// keys (see [Group]). A drained bucket is removed within a second. The default is
-// [DefaultMaxKeys].
+// WithMaxKeys bounds how many keys of a [Group] have a bucket of their own at once, from 1 on; the default is
+// [DefaultMaxKeys]. A key that comes when n keys have one shares a bucket with others (see [Group]).
 func WithMaxKeys(n int) GroupOption { return maxKeysOption(n) }
 
-// A Trace is a set of hooks; any of them may be nil.
-//
-// A hook runs on the goroutine of the call that it reports, outside the lock and before
-// that call returns, so a slow hook delays its own call alone. It may call any method
-// of the [Shaper]. The context is the call's; [Shaper.AllowN], which has none,
-// passes [context.Background]. The order of events of different calls is the order of
-// [Event.At], not the order in which hooks run.
+// A Trace is a set of hooks; any of them may be nil. A hook runs on the goroutine of the call that it reports, outside
+// the lock and before that call returns, so a slow hook delays its own call alone. It may call any method of the
+// [Shaper]. The context is the call's; [Shaper.AllowN], which has none, passes [context.Background]. The order of events
+// of different calls is that of [Event.At], not the order in which hooks run.
 type Trace struct {
-	// Enqueued reports a request that has entered the line. A request that leaves at
-	// once never enters it.
-	Enqueued func(ctx context.Context, e Event)
-	// Departed reports a request that has left.
-	Departed func(ctx context.Context, e Event)
-	// Refused reports a request that was refused, at entry or by [Shaper.Close].
-	Refused func(ctx context.Context, e Event)
-	// Abandoned reports a request whose context ended before its call returned.
-	Abandoned func(ctx context.Context, e Event)
-	// Bucket reports that the state of a [shared.Bucket] has changed. It runs on a
-	// goroutine of the shaper's, with [context.Background]. [Shaper.Close] does not wait for it.
+	Enqueued  func(ctx context.Context, e Event) // a request has entered the line, which one that leaves at once never does
+	Departed  func(ctx context.Context, e Event) // a request has left
+	Refused   func(ctx context.Context, e Event) // a request was refused, at entry or in line
+	Abandoned func(ctx context.Context, e Event) // the context of a request ended before its call returned
+
+	// Bucket reports that the state of a [shared.Bucket] has changed. It runs on a goroutine of the shaper's, for which
+	// [Shaper.Close] does not wait, with [context.Background].
 	Bucket func(ctx context.Context, e shared.Event)
 }
 
 // An Event is the report of a hook.
 type Event struct {
-	Name string // the name of the Shaper or Group
-	Key  any    // the request's key in a Group, or in a Shaper WithFairQueue (a string); nil in another Shaper
-	Cost int
-	// Waiting is the number of requests in the line just after the event.
-	Waiting int
-	// Ahead is how many requests were in the line when this one entered it: 0 if it
-	// never was in line, and in a dry run. A request that a [Transport] sends again enters at
-	// the head, so of these only some are before it.
-	Ahead int
-	// At is the instant of the admission, refusal or abandonment, or that at which a
-	// request that left was given its slot, which is never before the slot was due.
-	At time.Time
-	// Waited is the time since admission; 0 at entry.
-	Waited time.Duration
-	// Err is the result of the call; nil for [Trace.Enqueued] and [Trace.Departed].
-	Err error
-	// Verdict is the verdict of a dry run on the request; nil if it is no dry run.
-	Verdict *Verdict
+	Name    string        // of the Shaper or Group
+	Key     any           // the request's key in a Group, or in a Shaper WithFairQueue (a string); nil in another Shaper
+	Cost    int           // of the request
+	Waiting int           // requests in the line just after the event
+	Ahead   int           // requests that were in line when this one entered it; 0 if it never was in line, and in a dry run
+	At      time.Time     // of the admission, refusal or abandonment; of a departure when its slot was given, never before it was due
+	Waited  time.Duration // since admission; 0 at entry
+	Err     error         // the result of the call; nil for Enqueued and Departed
+	Verdict *Verdict      // of a dry run on the request; nil if it is no dry run
 }
 
-// A Verdict is the decision upon a request that a dry run ([WithDryRun]) let
-// through.
+// A Verdict is the decision upon a request that a dry run ([WithDryRun]) let through.
 type Verdict struct {
-	// Wait is how long the request would have waited. 0 means that it would have left at
-	// once, or been refused.
-	Wait time.Duration
-	// Err is the error with which the request would have been refused: a [*RejectError],
-	// or in a [Group] the error of its key function or of its limits function. nil means
-	// that the request would have been admitted.
-	Err error
+	Wait time.Duration // how long it would have waited; 0: it would have left at once, or been refused
+	Err  error         // with which it would have been refused, or the error of its key or limits function; nil: it would have been admitted
 }
 
 // runHook runs a hook, unless it is nil.

@@ -4,34 +4,32 @@ import (
 	"context"
 )
 
-// Reserve is [Shaper.Acquire] for a request whose cost is known only when it has ended, such as the tokens
-// of a language model. It waits as a request of cost estimate does. When the request has ended, the
-// caller calls settle, once, with the actual cost. If the estimate was too high, the bucket gets the
-// difference back; if it was too low, the bucket is charged the difference. The requests in line are
-// re-timed at once. With [Limits.InFlight] settle also releases the seat.
+// Reserve is [Shaper.Acquire] for a request whose cost is known only when it has ended, such as the tokens of a
+// language model. It waits as a request of cost estimate does. When the request has ended, the caller calls settle,
+// once, with the actual cost: the bucket gets the difference back, or is charged it, and the requests in line are
+// re-timed at once. settle also releases the seat.
 //
 //	settle, err := s.Reserve(ctx, 2000)
 //	...
 //	answer, err := call(ctx)
 //	settle(answer.Usage.Total) // 1,240: the next request leaves sooner
 //
-// settle is never nil, and may be called from any goroutine. It does nothing when it is called again,
-// and with an error. A negative actual means that the cost is not known: the estimate stands. It
-// also stands if settle is never called.
+// settle is never nil, may be called from any goroutine, and does nothing when it is called again, or with an error.
+// If actual is negative, or settle is never called, the estimate stands, as it does with a [shared.Bucket]. An
+// estimate of 0 waits for nothing and takes no seat; settle then only charges. In a dry run settle changes the
+// shadow. Reserve promises:
 //
-// Units that have drained since the request left do not come back, because a bucket that had known
-// the cost would not hold less now. The package documentation states the promises.
-// [Stats.Forfeited] counts the units that had drained: if it grows, [Limits.Burst] is too small for
-// the units that are reserved and not settled at a time.
+//  1. As if known. After settle, with an actual of at most the estimate, the level is what it would be if the
+//     request had left with the cost actual, or higher if others were charged meanwhile. So guarantee 1 holds for
+//     settled costs, and what has drained since the request left does not come back.
+//  2. Charge. An actual above the estimate raises the level at once: a window may hold more than guarantee 1
+//     allows, by what its requests were charged. No request in line is refused for it.
+//  3. Order. A settle changes when requests leave, but neither their order nor which are in line. Predictions
+//     are made as if nothing were settled.
+//  4. Bound. Of more than 4,096 reservations of one bucket that are not settled the oldest gets nothing back.
 //
-// An estimate of 0 waits for nothing and takes no seat; settle then only charges. A negative
-// estimate is [ErrNegativeCost]. An estimate above Burst waits for an empty bucket, as any cost above
-// Burst does. settle also works after [Shaper.Close]. In a dry run it changes the shadow when the
-// request has left the shadow; verdicts stand. Predictions for requests in line, such as that a deadline
-// is too early, are made as if nothing were settled.
-//
-// A [Shaper.Snapshot] does not have the reservations that are open: their estimates stand in it. With a level in a [shared.Bucket]
-// ([WithBucket]) the estimate stands, too, and settle only releases the seat.
+// Keep [Limits.Burst] as large as the estimates that are unsettled at a time. [Stats.Forfeited] counts the units
+// that had drained when they were settled: if it grows, Burst is too small.
 func (s *Shaper) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := s.reserve(ctx, nil, estimate, newcomer)
 	return v.orNothing(), err
@@ -102,13 +100,10 @@ func (s *Shaper) Spend(ctx context.Context, estimate int, f func(context.Context
 	return spend(ctx, v, f)
 }
 
-// AtMost notes that the upstream lets at most n more cost units pass at once, as a response has said:
-// it raises the level to Burst − n if it is lower. It never lowers the level, so a number that is old,
-// rounded or wrong can only slow down. Requests in line are re-timed.
-//
-// A negative n counts as 0. For an n of [Limits.Burst] or more it does nothing, and neither at [rate.Inf],
-// where the level is always 0, nor with a level in a [shared.Bucket]. The units that it adds to the level are
-// no part of any reservation: a settle gives back as many as it would without AtMost.
+// AtMost notes that the upstream lets at most n more cost units pass at once, as a response has said: it raises the
+// level to Burst − n if it is lower. It never lowers the level, so a number that is old, rounded or wrong can only
+// slow down. Requests in line are re-timed. A negative n counts as 0. At [rate.Inf] and with a [shared.Bucket] it
+// does nothing. A settle of [Shaper.Reserve] gives back as many units as it would without AtMost.
 func (s *Shaper) AtMost(n int) {
 	s.mustBeMade()
 	now := s.lockFlow(&s.flow)
@@ -160,9 +155,8 @@ func (s *keyShard[K]) atMost(key K, n int) {
 	})
 }
 
-// Reserve is as [Shaper.Reserve] says. If the bucket of a key in a [Group] has drained and has been deleted, nothing
-// is given back. A settle charges the bucket that the key has then. To make that bucket it may
-// call the limits function, and if the function returns an error, nothing is charged.
+// Reserve is as [Shaper.Reserve] says. If the bucket of a key in a [Group] has been deleted, as it had drained,
+// nothing is given back, and a charge is for the bucket that the key has then.
 func (l *KeyLimiter) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := l.made().reserve(ctx, estimate, newcomer)
 	return settleOf(v), err
@@ -173,8 +167,8 @@ func (l *KeyLimiter) Spend(ctx context.Context, estimate int, f func(context.Con
 	return spendBy(ctx, l.made(), estimate, f)
 }
 
-// AtMost is as [Shaper.AtMost] says; of a [Shaper] it is for all keys. In a [Group] it makes the bucket of the key if there
-// is none, and does nothing if the [Limits] of the key can't be had.
+// AtMost is as [Shaper.AtMost] says; of a [Shaper] it is for all keys. In a [Group] it makes the bucket of the key,
+// as Hold does.
 func (l *KeyLimiter) AtMost(n int) { l.made().atMost(n) }
 
 // ReserveEach is as [Shaper.ReserveEach] says. The bucket of a key of a [Group] has one level.

@@ -7,24 +7,15 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// A Shaper is a leaky bucket used as a queue: requests wait in a bounded line, leave one
-// by one at a fixed rate in the order in which they came, and are refused at once when
-// the line is full.
+// A Shaper is a leaky bucket used as a queue: requests wait in a bounded line, leave one by one at a fixed rate in
+// the order in which they came, and are refused at once when the line is full.
 //
-// Make one with [New]; the zero Shaper is not usable, and its methods panic.
+// Make one with [New]; the zero Shaper is not usable, and its methods panic. Most callers want [Shaper.Do], or
+// [Shaper.Acquire] if the request ends elsewhere. [Shaper.Wait] is for requests whose end does not matter, and
+// [Shaper.Allow] never waits. A request that can't be admitted gets a [*RejectError] at once; one whose context ends
+// while it waits returns exactly ctx.Err().
 //
-// Most callers want [Shaper.Do], which runs a function when its request may leave, or
-// [Shaper.Acquire], if the request ends elsewhere. For HTTP, [Middleware] and [Transport]
-// call them. Both work with [Limits.InFlight] and without. [Shaper.Wait] is for requests
-// whose end does not matter. [Shaper.Allow] never waits for a slot. [Shaper.Forecast]
-// predicts the wait of a request, and takes nothing.
-//
-// A request that can't be admitted gets a [*RejectError] at once. If the context of a
-// request ends while it waits, its call returns exactly ctx.Err(), and before that the
-// next waiter has its place and its slot.
-//
-// A Shaper is safe for concurrent use. A second after its line has emptied it has no
-// goroutine and no timer, so a Shaper that is no longer used need not be closed.
+// A Shaper is safe for concurrent use. One that is no longer used need not be closed.
 type Shaper struct {
 	dispatcher
 	flow      flow
@@ -67,24 +58,20 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 // Wait is shorthand for WaitN(ctx, 1).
 func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 
-// WaitN blocks until a request of cost n may leave, and returns nil. A cost of
-// 0 returns nil at once and counts nothing.
+// WaitN blocks until a request of cost n may leave, and returns nil. A cost of 0 returns nil at once and counts
+// nothing. A negative n gives [ErrNegativeCost].
 //
-// It returns a [*RejectError], without having waited, if the line is full, if the
-// predicted wait exceeds [Limits.MaxWait] or reaches the context's deadline, if n can
-// never fit, or after [Shaper.Close] or [Shaper.Shutdown]. Close also refuses requests
-// that wait, and so does a long outage of a [shared.Bucket]. If the context is done before the
-// call, or when the call is about to return, WaitN returns ctx.Err(). A negative n gives
-// [ErrNegativeCost].
+// It returns a [*RejectError], without having waited, if the line is full, if the predicted wait exceeds
+// [Limits.MaxWait] (a wait of exactly MaxWait is admitted) or reaches the context's deadline, if n can never fit, or
+// after [Shaper.Close] or [Shaper.Shutdown]. While it waits it may be refused by Close, at a bound
+// ([WithLineTimeout]), and in an outage of a [shared.Bucket] ([shared.Options]).
 //
-// With a level in a [shared.Bucket] the predicted wait is an estimate, so a request that was
-// admitted may leave later than MaxWait. While the Bucket can't be asked, a call may be
-// refused with [ErrUnavailable] ([shared.Options.Fallback]), also one that waits already, after its
-// patience ([shared.Options.Patience]). With a [Limits.Depth] of 0 the call may wait until the Bucket
-// has answered, as long as two calls of the Bucket may take ([shared.Options.Timeout]).
+// If the context is done before the call, or when the call is about to return, WaitN returns ctx.Err(): after its
+// slot it asks once more. The slot then goes to the next request that may leave, or the bucket is as if the request
+// had not left. It is lost only if a later request has left since, or the level has been raised by a charge,
+// [Shaper.AtMost] or [Shaper.Restore].
 //
-// With [Limits.InFlight] set every call, whatever n and the context are, returns an error
-// that says to use Acquire; only a dry run lets it through ([WithDryRun]).
+// With [Limits.InFlight] every call returns an error that says to use Acquire; only a dry run lets it through.
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	s.mustBeMade()
 	if s.capped {
@@ -99,19 +86,10 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	return err
 }
 
-// Acquire is [Shaper.WaitN] for a request whose end matters. It blocks until a request of
-// cost n may leave and, if [Limits.InFlight] is set, until fewer than InFlight requests
-// are in flight. A request is in flight until its caller calls release. That function is
-// never nil, does nothing when it is called again, and may be called from any goroutine.
-// If the bucket allows, the head of the line gets the released seat at once. Without
-// InFlight release does nothing.
-//
-// The errors are as of WaitN; with an error release does nothing. A cost of 0 takes no
-// seat. It is unknown when requests end, so with a cap [RejectError.RetryAfter] and
-// [Shaper.Forecast] are estimates: for each request that has to end first, at least the
-// mean time for which requests have been in flight of late, divided by InFlight. Whether a
-// request is too late is decided without that estimate, as if a seat became free at once, so that
-// no request is refused which might leave in time.
+// Acquire is [Shaper.WaitN] for a request whose end matters: with [Limits.InFlight] it also blocks until a seat is
+// free. The request is in flight until release is called, which gives its seat to the head of the line at once.
+// release is never nil, does nothing when it is called again, with an error or without a cap, and may be called from
+// any goroutine. A cost of 0 takes no seat.
 func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error) {
 	held, err := s.acquire(ctx, n, newcomer)
 	if held.by == nil {
@@ -241,14 +219,11 @@ func (s *Shaper) askAndAnnounce(r *request) decision {
 // Allow is shorthand for AllowN(1).
 func (s *Shaper) Allow() bool { return s.AllowN(1) }
 
-// AllowN lets a request of cost n leave now, or refuses it, and reports whether it has
-// left. The request never waits for a slot and never overtakes the line. [Stats] counts one
-// call, whatever n is. With a level in a [shared.Bucket] the call may wait until that has answered,
-// for 250 ms at most. AllowN(0) is true and a negative n gives false; neither is counted. With
-// [Limits.InFlight] set AllowN is false and not counted, as its caller would not say when the
-// request ends. On a closed Shaper every call is refused with [ErrClosed] and counted, whatever
-// InFlight is. In a dry run ([WithDryRun]) AllowN of a positive n is true, also with InFlight
-// and when closed.
+// AllowN lets a request of cost n leave now, or refuses it, and reports whether it has left. The request never waits
+// for a slot and never overtakes the line. [Stats] counts one call, whatever n is. With a [shared.Bucket] the call
+// may wait for its answer. AllowN(0) is true and a negative n gives false; neither is counted, nor is a call with
+// [Limits.InFlight], which is false, as its caller would not say when the request ends. In a dry run AllowN of a
+// positive n is true.
 func (s *Shaper) AllowN(n int) bool {
 	s.mustBeMade()
 	if n <= 0 {

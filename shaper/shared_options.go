@@ -21,44 +21,31 @@ type bucketOption sharedOptions
 
 func (o bucketOption) apply(to *options) { to.shared = sharedOptions(o) }
 
-// WithBucket makes a [Shaper] share its level with all processes whose Shapers have the
-// same [shared.Bucket] and key. [Limits.Rate] and [Limits.Burst] then hold for all of them
-// together. [Limits.Depth], [Limits.MaxWait] and [Limits.InFlight] are each process's own:
-// each has a line of its own, which is strictly first in first out, and there is no
-// promised order among lines. [Limits.Slack] is for how long a slot may be used after its
-// instant. docs/shared-guarantees.md lists the guarantees, and their limits.
+// WithBucket makes a [Shaper] share its level with all processes whose Shapers have the same [shared.Bucket] and
+// key. [Limits.Rate] and [Limits.Burst] then hold for all of them together; [Limits.Slack] is for how long a slot
+// may be used after its instant. Everything else is each process's own, with its line, which is strictly first in
+// first out. docs/shared-guarantees.md has what is promised.
 //
-// Requests for which the level has room take no place in line while the Bucket is asked: as many
-// as Burst leave an idle Bucket at once, whatever Depth is. If other processes have taken the
-// room meanwhile, the line has up to Burst requests more than Depth, until they have left.
+// A request that finds an idle bucket waits for one round trip; in a busy bucket slots are taken ahead. Requests for
+// which the level has room take no place in line meanwhile, so the line may have up to Burst requests more than
+// Depth. With a Depth of 0, and for [Shaper.AllowN], each call is a round trip; those that come while one is under
+// way share the next. Predictions assume that this process goes on getting the share of slots that it has had of
+// late, so a wait may exceed MaxWait.
 //
-// A request that finds an idle bucket waits for one round trip; in a busy bucket slots are
-// taken ahead. With a Depth of 0, and for [Shaper.AllowN], each call is one round trip; those that
-// come while it is under way share the next. What predicts a wait ([Shaper.Forecast],
-// [RejectError.RetryAfter], MaxWait, deadlines) is an estimate: it takes the share of slots that
-// this process has had of late.
-//
-// [Shaper.Hold] and [WithBlock] are each process's own. A Rate of rate.Inf can't be shared, and is an error of
-// [New], [Shaper.SetLimits] and [Group.SetLimits]. [Shaper.Snapshot] has the level as this process knows it; the Bucket
-// keeps the one that counts. Of a request of [Shaper.Reserve] the estimate stands, and settle only releases its seat;
-// [Shaper.AtMost] does nothing.
-//
-// WithBucket can't be combined with [WithDryRun], and is for a Shaper: a [Group] has
-// [WithBuckets]. Both are errors of [New] and [NewGroup], as are a nil Bucket, an empty key, and
-// Options out of their ranges.
+// The estimate of a request of [Shaper.Reserve] stands, and [Shaper.AtMost] does nothing. A [Shaper.Snapshot] has
+// the level as this process knows it. A Rate of rate.Inf can't be shared, and is an error of [New],
+// [Shaper.SetLimits] and [Group.SetLimits]. [New] and [NewGroup] return an error for [WithDryRun] beside it, a nil
+// Bucket, an empty key, and Options out of their ranges.
 func WithBucket(b shared.Bucket, key string, o shared.Options) Option {
 	return common{bucketOption{asked: true, bucket: b, key: key, Options: o}}
 }
 
-// WithBuckets makes a [Group] share the level of each of its keys with all processes: key
-// returns the [shared.Bucket]'s key for a key of the Group, and must not return "". Everything else
-// is as with [WithBucket]. K must be the key type of the Group; if it is not, [NewGroup]
-// returns an error.
+// WithBuckets is [WithBucket] for each key of a [Group]: key returns the [shared.Bucket]'s key for a key of the
+// Group, and must not return "". K must be the key type of the Group; if it is not, [NewGroup] returns an error.
 //
-// Keys that come when [WithMaxKeys] keys have a bucket of their own share buckets, as in
-// every Group. Those are shared with the Groups of the same name in other processes, so give
-// different Groups on one Bucket different names ([WithName]). But they are not shared by the
-// same keys there; so such a key may get its rate in each process until there is room for it.
+// Keys that come when [WithMaxKeys] keys have a bucket of their own share buckets, by the name of the Group
+// ([WithName]) in all processes, but not the same keys there: such a key may get its rate in each process until
+// there is room for it.
 func WithBuckets[K comparable](b shared.Bucket, key func(K) string, o shared.Options) GroupOption {
 	return bucketOption{asked: true, bucket: b, keyOf: key, Options: o}
 }

@@ -19,22 +19,15 @@ func (s *Shaper) Close() error {
 	return nil
 }
 
-// Shutdown admits no more requests, lets the line leave at its rate, and then closes the
-// Shaper and returns nil. If ctx ends first, Shutdown returns ctx.Err() while the line
-// goes on leaving: another Shutdown waits for the rest, and only [Shaper.Close] stops it.
-// With an empty line Shutdown returns nil even if ctx is done. It also returns nil if
-// Close is called while it waits.
+// Shutdown admits no more requests, lets the line leave at its rate, and then closes the Shaper and returns nil. If
+// ctx ends first, it returns ctx.Err() while the line goes on leaving: another Shutdown waits for the rest, and only
+// [Shaper.Close] stops it. It returns nil if the line is empty, even if ctx is done, and if Close is called while it
+// waits. It waits for the end of a [Shaper.Hold] and for the seats that the line needs, so give it a context that
+// ends, but not for requests that have left.
 //
-// Shutdown waits for the end of a [Shaper.Hold], and for the seats that requests in the
-// line need, so give it a context that ends. It does not wait for the end of requests
-// that have left. While a [shared.Bucket] can't be asked, the line empties when the patience of its
-// requests ends ([shared.Options.Patience]).
-//
-// In front of an HTTP server call [net/http.Server.Shutdown] instead, and Close after it: the
-// server stops listening at once, and waits for the requests in line. If the Shaper is shut
-// down first, the server takes new requests while the line leaves, and each is refused. Of
-// several Shapers that a request goes through, close the outermost first, and the next when the
-// requests have come to it.
+// In front of an HTTP server call [net/http.Server.Shutdown] instead, and Close after it: otherwise the server takes
+// new requests while the line leaves, and each is refused. Of several Shapers that a request goes through, close the
+// outermost first.
 func (s *Shaper) Shutdown(ctx context.Context) error {
 	s.mustBeMade()
 	s.beginDrainLocked(s.lockAndAdvance())

@@ -19,14 +19,10 @@ import (
 	"example.com/leakybucket/shaper/internal/sketch"
 )
 
-// Snapshot returns the level of the bucket as JSON, with the rest of a [Shaper.Hold] and of a
-// block ([WithBlock]), for [Shaper.Restore] in the next process: so a restart empties no
-// bucket. It changes nothing, and works on a closed Shaper too. At best it is called when
-// Shutdown has returned, as requests that leave afterwards are not in it. Requests in line
-// and counts are not in it either.
-//
-// The JSON has a version, 1, which later versions of this package keep reading, and the wall
-// time at which it was taken. Its levels are exact: cost units as a fraction, such as "7/3".
+// Snapshot returns the level of the bucket as JSON, with the rest of a [Shaper.Hold] and of a block, for
+// [Shaper.Restore] in the next process: so a restart empties no bucket. Requests in line, counts and open
+// reservations are not in it, so it is best called when Shutdown has returned. It works on a closed Shaper too. The
+// JSON has a version, 1, which later versions of this package keep reading.
 func (s *Shaper) Snapshot() ([]byte, error) {
 	s.mustBeMade()
 	s.lockFlow(&s.flow)
@@ -48,21 +44,11 @@ func (s *Shaper) Snapshot() ([]byte, error) {
 	return json.Marshal(saved)
 }
 
-// Restore raises the level to the rest of the level in a snapshot of [Shaper.Snapshot]. From
-// the time of the snapshot until now, by the wall clock, the bucket counts as having leaked;
-// if the clock has gone back, as not having leaked. Holds and blocks go on until they would
-// have ended, blocks only if [WithBlock] is set.
-//
-// The limits may differ from the snapshot's. The level is kept in cost units. If the rates
-// differ, the bucket counts as having leaked at the lower of the two: it is not known when the
-// rate changed, so this is the one answer that never lets more leave than either would.
-//
-// Restore may be called while the Shaper is in use. Then the level becomes the greater of the
-// two, of two holds the one that ends last counts, and requests in line are re-timed. On a
-// closed Shaper it works as SetLimits does.
-//
-// If data is no snapshot of a Shaper, is damaged, or has a version that this package does not
-// know, Restore returns an error and changes nothing.
+// Restore raises the level to the rest of the level in a [Shaper.Snapshot]. Since then, by the wall clock, the
+// bucket counts as having leaked, at the lower of the two rates if they differ; if the clock has gone back, as not
+// having leaked. Holds and blocks go on until they would have ended, blocks only with [WithBlock]. If the Shaper is
+// in use, the greater level and the later end count, and requests in line are re-timed. If data is no snapshot of a
+// Shaper, is damaged, or has an unknown version, Restore returns an error and changes nothing.
 func (s *Shaper) Restore(data []byte) error {
 	s.mustBeMade()
 	var saved savedShaper
@@ -330,20 +316,11 @@ func damaged(err error) error {
 	return fmt.Errorf("shaper: Restore: the snapshot is damaged: %w", err)
 }
 
-// Snapshot is [Shaper.Snapshot] for all keys that have a bucket of their own which a new one
-// would not equal, and for the counts of [Group.Top]. After Shutdown or Close it returns the
-// buckets as they were then. The buckets are copied a key at a time under the lock, so it does
-// not hold up other calls, and each key is as it was at its turn.
-//
-// Keys that share a bucket, as the table is full, are not in the snapshot, because a shared
-// bucket does not know its keys. After a restart such a key begins with an empty bucket. Nor
-// are the limits of [Group.SetLimits].
-//
-// A key is written by [encoding/json], so a string is a string (one that is not valid UTF-8,
-// which JSON can't hold, is {"base64": …}). Keys that encoding/json can't write, or that it
-// would not read back as the same key, such as structs with fields that are not exported, are
-// left out. Then Snapshot returns an error that names one of them, beside the snapshot of all
-// others, which is whole.
+// Snapshot is [Shaper.Snapshot] for all keys that have a bucket of their own which a new one would not equal, and
+// for the counts of [Group.Top]. After Shutdown or Close it returns the buckets as they were then. Each key is as it
+// was at its turn. Keys that share a bucket are not in it, nor are the limits of [Group.SetLimits]. Keys that
+// encoding/json can't write, or would not read back as the same key, are left out; then Snapshot returns an error
+// that names one, beside the snapshot of all others.
 func (g *Group[K]) Snapshot() ([]byte, error) {
 	g.mustBeMade()
 	var copies []bucketCopy
@@ -386,20 +363,10 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 	return data, errors.Join(err, names.Failure())
 }
 
-// Restore is [Shaper.Restore] for the keys in a snapshot that [Group.Snapshot] has returned.
-// The counts of [Group.Top] in the snapshot are added to its counts since [NewGroup], so restore
-// a snapshot only once.
-//
-// For each key the limits function is called, as it is for a new key. A key whose limits
-// can't be had is left out, and counted in [GroupStats.LimitErrors]. A key for which the table
-// has no room shares a bucket, whose level becomes at least the key's; if there is none
-// to share, the key is left out. If keys are left out, Restore goes on with the others, and
-// then returns an error that says how many, in which errors.Is sees the errors of the first ones.
-//
-// If data is no snapshot of a Group with such keys, is damaged, or has a version that this
-// package does not know, or if the Group is closed, Restore returns an error and changes
-// nothing. Otherwise it may be called while the Group is in use. It takes the lock for one
-// key at a time.
+// Restore is [Shaper.Restore] for the keys in a [Group.Snapshot], whose counts of [Group.Top] are added to those
+// since NewGroup: so restore a snapshot only once. The limits function is called for each key. A key whose limits
+// can't be had, or for which no bucket has room, is left out; Restore goes on with the others, and then returns an
+// error that says how many. On a closed Group it returns an error and changes nothing.
 func (g *Group[K]) Restore(data []byte) error {
 	g.mustBeMade()
 	var saved savedGroup

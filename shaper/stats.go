@@ -12,23 +12,19 @@ import (
 	"example.com/leakybucket/shaper/watch"
 )
 
-// Stats is the state of a [Shaper] at one instant: first gauges, then totals, which only
-// grow. A call is counted when it returns. So while no call is between its slot and its
-// return, Departed + Refused + Abandoned + Waiting is the number of calls that had a
-// live context and a cost above 0. A retry of a [Transport] counts as one more call.
+// Stats is the state of a [Shaper] at one instant: first gauges, then totals, which only grow. A call is counted
+// when it returns. So while no call is between its slot and its return, Departed + Refused + Abandoned + Waiting is
+// the number of calls that had a live context and a cost above 0. A retry of a [Transport] counts as one more call.
 //
-// Free and EmptyAt say how much of a limit is left and when all of it is, as of one instant. Free is
-// the greatest cost up to [Limits.Burst] with which [Shaper.AllowN] would let a request leave now:
-// Burst − Level, rounded down. It is 0 while requests wait, while the line is held or the bucket blocked, while
-// all seats are taken, while an outage of a [shared.Bucket] refuses newcomers, and once the Shaper admits no
-// more. At [rate.Inf] it is [math.MaxInt]. With a Bucket both are estimates.
+// Free is the greatest cost up to [Limits.Burst] with which [Shaper.AllowN] would let a request leave now; at
+// [rate.Inf] it is [math.MaxInt]. With a [shared.Bucket] Free and EmptyAt are estimates.
 type Stats struct {
 	Name   string // set by WithName
 	Limits Limits // as they were given: a Burst of 0 stays 0
 
 	Waiting       int           // requests in the line
 	Level         float64       // the level of the bucket, in cost units
-	Free          int           // cost units that may leave at once; see below
+	Free          int           // cost units that may leave at once
 	EmptyAt       time.Time     // when the level will be 0, if no request leaves before; zero if it is 0 now
 	Keys          int           // keys that have requests in line; 0 without WithFairQueue
 	OldestWait    time.Duration // how long the head of the line has waited, and WithFairQueue any request; a retry of a Transport starts at 0
@@ -144,16 +140,10 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	return st
 }
 
-// Forecast predicts the result of WaitN(ctx, n) now, for a ctx without a deadline: how long it
-// would wait, if all requests ahead stay and nothing changes, or the error with which it
-// would be refused. It takes nothing and counts nothing.
-//
-// With [Limits.InFlight] it predicts Acquire(ctx, n). If seats are free for it
-// and all ahead, the wait is that without a cap. Otherwise it is an estimate, as it is unknown
-// when requests end: at least the mean time for which they have been in flight of late, divided
-// by InFlight, and at least 1 ms. The estimate refuses nothing: only a request that would wait longer
-// than [Limits.MaxWait] even if a seat became free at once gets [ErrTooLate]. So the wait that is
-// returned may be above MaxWait.
+// Forecast predicts the result of WaitN(ctx, n) now, or with [Limits.InFlight] of Acquire, for a ctx without a
+// deadline: how long it would wait, if all requests ahead stay and nothing changes, or the error with which it would
+// be refused. It takes nothing and counts nothing. A wait that depends on when requests end is an estimate, and may
+// be above [Limits.MaxWait].
 func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	s.mustBeMade()
 	return s.forecast(&request{cost: int64(n), deadline: exact.Forever})
@@ -194,51 +184,12 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.D
 	return v.expected(j.wait), nil
 }
 
-// Line returns the first requests in line, at most so many, the next to leave first. A max
-// of 0 or less gives none. It takes nothing from the line. It holds the lock for some tens
-// of nanoseconds per request, and for 100,000 requests that is milliseconds: so ask for no
-// more than is needed. In a dry run it is the line of the shadow.
+// Line returns the first requests in line, at most max, the next to leave first; none for a max of 0 or less. It
+// holds the lock for some tens of nanoseconds per request, so ask for no more than is needed. In a dry run it is the
+// line of the shadow.
 func (s *Shaper) Line(max int) []watch.Waiter {
 	s.mustBeMade()
 	line, _ := s.lineOf(max, nil, func() (*flow, int) { return &s.flow, s.flow.waiting() })
-	return line
-}
-
-// Line is as [Shaper.Line] says. Of a key that shares a bucket in a [Group] it is the line of all keys that
-// share it; once the key has a bucket of its own, its requests that still wait in the shared one are not
-// shown. Of a key of a [Shaper] it has the requests of the key alone, and looks at all that leave before the last of them.
-func (l *KeyLimiter) Line(max int) []watch.Waiter { return l.made().line(max) }
-
-// line makes no bucket, but may call the limits function to find the one that the key shares.
-func (k keyLimiter[K]) line(most int) []watch.Waiter {
-	g := k.group
-	line, found := g.shardOf(k.key).line(k.key, most)
-	if found || most <= 0 || g.rings.Len() == 0 {
-		return line
-	}
-	limits, err := g.shardOf(k.key).callLimits(k.key)
-	if err != nil { // They say which bucket it shares.
-		return nil
-	}
-	if line, found = g.shardOf(k.key).line(k.key, most); found {
-		return line
-	}
-	line, _ = g.overflow.lineOf(most, nil, func() (f *flow, waiting int) {
-		if kf := g.overflow.usedLocked(k.key, limits); kf != nil {
-			f, waiting = &kf.Value, kf.Value.waiting()
-		}
-		return f, waiting
-	})
-	return line
-}
-
-func (k keyOfShaper) line(most int) []watch.Waiter {
-	line, _ := k.lineOf(most, k.key, func() (f *flow, waiting int) {
-		if k.key == nil {
-			return &k.flow, k.flow.waiting()
-		}
-		return &k.flow, k.fairQueue().turns.Waiting(k.key.(string))
-	})
 	return line
 }
 
@@ -303,13 +254,9 @@ func (f *flow) readLine(o origin, now int64, key any, line []watch.Waiter) {
 	}
 }
 
-// GroupStats is the state of a [Group]: gauges first, then totals over all keys, which only
-// grow and outlive the buckets. A call is counted when it returns. A call that got no
-// [Limits] is counted in LimitErrors only.
-//
-// The keys of a Group are in several parts, each with a lock of its own, and [Group.Stats]
-// looks at one part after the other. So it may count some of the calls that return
-// meanwhile and not others. While no call runs, the numbers belong to one instant.
+// GroupStats is the state of a [Group]: gauges first, then totals over all keys, which only grow and outlive the
+// buckets. A call that got no [Limits] is counted in LimitErrors only. The keys are looked at in parts, one after
+// the other, so calls that return meanwhile may be counted or not.
 type GroupStats struct {
 	Name string // as given by WithName
 
@@ -364,9 +311,8 @@ func (g *Group[K]) Stats() GroupStats {
 	return st
 }
 
-// StatsOf is [Shaper.Stats] for the bucket of a key; ok reports whether the key has one of its
-// own. It never calls the limits function, and makes no bucket. On a closed Group it tells of
-// a bucket without limits that refuses everything, and ok is true for each key.
+// StatsOf is as [KeyLimiter.Stats] for a key that has a bucket of its own, and ok reports whether it has. It never
+// calls the limits function. On a closed Group ok is true for each key, and the bucket refuses everything.
 func (g *Group[K]) StatsOf(key K) (st Stats, ok bool) {
 	g.mustBeMade()
 	ok = g.shardOf(key).withOwnFlow(key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
@@ -386,11 +332,9 @@ func (s *keyShard[K]) addStats(st *GroupStats, sum *totals) {
 	}
 }
 
-// All returns an iterator over the keys that have a bucket of their own which is not
-// drained, in no particular order, with the [Stats] of the bucket, whose totals count
-// since it was made. The keys are copied first, a thousand at a time under the lock. The
-// lock is not held while the loop body runs, so the body may call any method, and the
-// Stats of two keys may be of two instants.
+// All returns an iterator over the keys that have a bucket of their own which is not drained, in no particular
+// order, with the [Stats] of the bucket, whose totals count since it was made. No lock is held while the loop body
+// runs, so it may call any method, and the Stats of two keys may be of two instants.
 func (g *Group[K]) All() iter.Seq2[K, Stats] {
 	g.mustBeMade()
 	return func(yield func(K, Stats) bool) {
@@ -449,10 +393,9 @@ func (s *keyShard[K]) stats(key K) (st Stats, ok bool) {
 	return s.statsLocked(&kf.Value, now), true
 }
 
-// Top returns the n keys that meet their limits most: the keys with the most calls that
-// were refused or had to wait, or in a dry run would have, most first. It remembers
-// keys whose buckets are gone, in fixed memory; [watch.KeyCount] says how exact it is, with
-// m = 1,024.
+// Top returns the n keys with the most calls that were refused or had to wait, or in a dry run would have, most
+// first. It remembers keys whose buckets are gone, in fixed memory; [watch.KeyCount] says how exact it is, with m =
+// 1,024.
 func (g *Group[K]) Top(n int) []watch.KeyCount[K] {
 	g.mustBeMade()
 	counts := g.limited.Top(n)

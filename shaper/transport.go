@@ -11,48 +11,30 @@ import (
 	"example.com/leakybucket/shaper/internal/httpout"
 )
 
-// A Transport is an [http.RoundTripper] that paces the requests of a client: each
-// request waits for a [Limiter] before it goes to Base, and when the upstream refuses
-// one of them and asks to hold back, all requests behind it wait too. It is for API
-// clients, SDKs and pools of workers, and any number of them may share it:
+// A Transport is an [http.RoundTripper] that paces the requests of a client: each request waits for a [Limiter]
+// before it goes to Base, and when the upstream refuses one of them and asks to hold back, all requests behind it
+// wait too. It is for API clients, SDKs and pools of workers, and any number of them may share it:
 //
 //	client := &http.Client{Transport: &shaper.Transport{Limiter: s}}
 //
-// Both a Transport and a pointer to one are RoundTrippers. A Transport must not be
-// changed once it is in use, and is safe for concurrent use if its parts are.
+// Both a Transport and a pointer to one are RoundTrippers. A Transport must not be changed once it is in use, and is
+// safe for concurrent use if its parts are.
 //
-// A request waits until its context ends at most, and [http.Client.Timeout] is part of that
-// context. It also stops waiting when its deprecated field Cancel is closed; the error is
-// then of the kind that [http.Transport] returns, which is not [context.Canceled]. If a
-// request is not admitted, its body is closed, nothing is sent, and the error comes from
-// the Limiter: [errors.Is] and [errors.As] find
-// [ErrQueueFull], [*RejectError] and context.Canceled in it, also through the
-// *url.Error of an http.Client. Each redirect that a client follows is a request of
-// its own, and so is each attempt of a library that retries above the Transport.
+// A request waits until its context ends at most, of which [http.Client.Timeout] is a part. If it is not admitted,
+// its body is closed, nothing is sent, and [errors.Is] and [errors.As] find the error of the Limiter, also through
+// the *url.Error of an http.Client. Each redirect is a request of its own, and so is each attempt of a library that
+// retries above the Transport.
 //
-// With [Limits.InFlight] set, a request is in flight until its response body has been
-// read to the end, has failed, or has been closed; if there is no body or no
-// response, until RoundTrip returns. So close every body: a request whose body is
-// forgotten stays in flight, and its connection stays in use. Any Limiter with a method
-// like [Shaper.Acquire] is taken to have such a cap, unless it has a method like
-// [Shaper.Limits] that returns an InFlight of 0.
+// With [Limits.InFlight] set, a request is in flight until its response body has been read to the end, has failed,
+// or has been closed: so close every body. Any Limiter with a method like [Shaper.Acquire] is taken to have such a
+// cap, unless it has one like [Shaper.Limits] that returns an InFlight of 0.
 //
-// A refusal, which is a response with status 429 or 503, asks the client to hold back
-//
-//   - by Retry-After: a number of seconds, or a date, which is compared with the
-//     response's own Date if it has one, because the clock of this machine may differ
-//     from the clock of the upstream;
-//   - else by a RateLimit field (draft-ietf-httpapi-ratelimit-headers-11) which says
-//     that nothing remains, as in "default";r=0;t=30. Of several items the longest t
-//     counts.
-//
-// If the Limiter has a method like [Shaper.Hold], the Transport calls it for the time asked,
-// but at most for MaxHold. A time that is malformed, 0, or in the past counts as none. A
-// refusal without a time, be it 429 or 503, holds nothing: any duration would be a guess,
-// and the rate still bounds the requests sent. The older fields RateLimit-Remaining and
-// RateLimit-Reset are not read, because some servers write a time span into the second and
-// others an instant. A response with any other status holds nothing: that nothing remains is the normal state
-// of a client which uses its rate to the full. HoldFor says otherwise.
+// A refusal, which is a response with status 429 or 503, asks the client to hold back by Retry-After (seconds, or a
+// date, compared with the response's own Date), else by a RateLimit field (draft-ietf-httpapi-ratelimit-headers-11)
+// which says that nothing remains, as in "default";r=0;t=30. The Transport then calls the Limiter's Hold, if it has
+// one, for at most MaxHold. Without a valid time above 0 nothing is held: any duration would be a guess, and the
+// rate still bounds the requests sent. Other responses hold nothing, as r=0 is the normal state of a client that
+// uses its rate to the full; HoldFor says otherwise.
 type Transport struct {
 	// Requests wait for the Limiter. It must not be nil.
 	Limiter Limiter
@@ -60,19 +42,14 @@ type Transport struct {
 	// Base sends the requests. nil means [http.DefaultTransport].
 	Base http.RoundTripper
 
-	// Cost returns the cost of a request. nil means 1. A request of cost 0 is sent at
-	// once, without waiting for the Limiter, and never a second time, whatever Retry says.
-	// A request of negative cost fails with [ErrNegativeCost]. With Actual it is an estimate.
+	// Cost returns the cost of a request; nil means 1. A request of cost 0 is sent at once, and never a second time. One of
+	// negative cost fails with [ErrNegativeCost]. With Actual it is an estimate.
 	Cost func(*http.Request) int
 
-	// Actual is called with each response, and returns a function that Transport calls when the body has
-	// ended or was closed: it returns the actual cost of the request, or a negative number if the cost is
-	// unknown. Then the request is settled ([Shaper.Reserve]). Actual may replace the body by one that reads
-	// along. If the returned function is nil the estimate stands, and so it does if there is no response.
-	//
-	// If there is no body, the function is called before RoundTrip returns. With Retry both
-	// responses are settled, the first one before the request waits again. For a Limiter that
-	// has no method like [Shaper.Reserve], Actual is not called.
+	// Actual is called with each response, and returns a function that is called when the body has ended or was closed: it
+	// returns the actual cost, by which the request is settled ([Shaper.Reserve]), or a negative number if that is unknown.
+	// Actual may replace the body by one that reads along. If the function is nil, or there is no response, the estimate
+	// stands. For a Limiter that has no method like Reserve, Actual is not called.
 	Actual func(*http.Response) func() int
 
 	// Each, unless it is nil, takes the place of Cost and Actual for a Limiter that is a [Shaper] [WithMeters]. It returns the
@@ -80,46 +57,32 @@ type Transport struct {
 	// response to the request, and the function that it returns returns the actual costs. A request fails with the error.
 	Each func(*http.Request) (estimates []int, actual func(*http.Response) func() []int, err error)
 
-	// HoldFor returns how long a response asks callers to hold back, in place of the time that Transport
-	// reads itself; 0 or less: not at all. It is called before Actual, and may replace the body by one that
-	// it has read. A response with status 403, 429, 503 or 529 for which it is above 0 is a refusal, and
-	// no other is. (GitHub refuses with 403.) A response of any status for which it is above 0 holds the
-	// line, for MaxHold at most.
+	// HoldFor returns how long a response asks callers to hold back, in place of the time that Transport reads itself; 0 or less:
+	// not at all. It is called before Actual, and may replace the body by one that it has read. A response of any status for
+	// which it is above 0 holds the line, and one with status 403, 429, 503 or 529 is a refusal; no other is.
 	HoldFor func(*http.Response) time.Duration
 
-	// Key returns the key as which a request waits, for a Limiter that is a [Shaper] [WithFairQueue];
-	// with any other Limiter every request fails with an error that says so. If Key returns an
-	// error, the request fails with it. nil: all requests have the key "". For a request of cost 0
-	// Key is not called.
+	// Key returns the key as which a request waits, for a Limiter that is a [Shaper] [WithFairQueue]; with any other Limiter
+	// every request fails with an error that says so. An error of Key fails its request. nil: all have the key "". For a
+	// request of cost 0 Key is not called.
 	Key KeyFunc
 
-	// MaxHold is the longest hold that is taken from a response. 0 means one minute;
-	// if it is negative, every request fails with an error that says so.
+	// MaxHold is the longest hold that is taken from a response. 0 means one minute; if it is negative, every request fails
+	// with an error that says so.
 	MaxHold time.Duration
 
-	// Retry sends a request once more if the upstream has refused it: by a 429, or by a 503 that
-	// asks to hold back; with HoldFor, by what is a refusal there. They say that the request was not
-	// processed, so even a POST can be sent again. (A 503 that asks for nothing may come from a
-	// server that failed half-way; it is returned.) The request must have no body or a GetBody that
-	// returns a second one, and its cost must be above 0.
+	// Retry sends a request once more if the upstream has refused it: by a 429, or by a 503 that asks to hold back; with HoldFor,
+	// by what is a refusal there. They say that the request was not processed, so even a POST can be sent again. It must have
+	// no body or a GetBody, and a cost above 0.
 	//
-	// The request waits until the hold is over, and is not in flight meanwhile. If the Limiter has no
-	// method like [Shaper.Hold], only this request waits for the time that the refusal asks for. It
-	// was admitted already, so it enters the line of a [Shaper], or of a key of a [Group]
-	// ([Group.Limiter]), at the head: ahead of all newcomers, and behind retries that came back
-	// earlier. [Limits.Depth] and [Limits.MaxWait] do not apply to it. With [WithLineTimeout]
-	// it has the bound of the request that was first sent, in each line of a [Chain], too. During a [Shaper.Shutdown] it
-	// is refused only once the line is empty, and during a [Group.Shutdown] once the lines of all
-	// keys are. In a [Chain] this holds for each of its Limiters. For any other Limiter, even one
-	// that embeds a *Shaper, the retry is a newcomer.
+	// The request waits until the hold is over, and is not in flight meanwhile. It was admitted already, so it enters the line of
+	// a [Shaper], or of a key of a [Group], at the head, also in a [Chain], and during a Shutdown: [Limits.Depth] and
+	// [Limits.MaxWait] do not apply to it. [WithLineTimeout] bounds it from when it was first asked for. For any other Limiter
+	// the retry is a newcomer.
 	//
-	// There is no third attempt: the second response is returned whatever it says, and holds the line
-	// as the first did. The first response is returned if the request cannot be sent again,
-	// for example because the hold would last beyond its deadline, the Shaper is
-	// closed, its [shared.Bucket] can't be asked for too long, or the first response is longer than 64 KiB. The body of a first response
-	// is read for at most 5 seconds and then cut off, so that a slow refusal does not
-	// prevent the retry; if that response must be returned after all, reading it ends
-	// with an error at that point. If the context ends meanwhile, its error is returned.
+	// There is no third attempt: the second response is returned whatever it says, and holds the line as the first did. The
+	// first one, of which at most 64 KiB are read for at most 5 seconds, is returned if the request cannot be sent again, for
+	// example because the hold would last beyond its deadline. If the context ends meanwhile, its error is returned.
 	Retry bool
 
 	limiterFor func(*http.Request) (inner, error) // of Group.Transport; else nil
@@ -130,13 +93,13 @@ type Transport struct {
 	actualOf  func(*http.Response) func() []int // nil: the costs are known before
 }
 
-// Transport returns t with the bucket of each request's key as its Limiter, such as one for each host that a
-// client calls ([ByHost]). [Transport.Retry] and the holds are the key's. The RoundTripper has a method
-// CloseIdleConnections, as t has.
+// Transport returns t with the bucket of each request's key as its Limiter, such as one for each host that a client
+// calls ([ByHost]). [Transport.Retry] and the holds are the key's. The RoundTripper has a method
+// CloseIdleConnections.
 //
-// If key or the limits function returns an error, the request fails with it; only a dry run sends such a request, with the
-// error in its [Verdict]. A request of cost 0 is sent at once: key is not called, and nothing is held or
-// settled for it. If key is nil, or t has a Limiter or a Key, every request fails with an error that says so.
+// If key or the limits function returns an error, the request fails with it; only a dry run sends it, with the error
+// in its [Verdict]. A request of cost 0 is sent at once: key is not called, and nothing is held or settled for it.
+// If key is nil, or t has a Limiter or a Key, every request fails with an error that says so.
 func (g *Group[K]) Transport(key func(*http.Request) (K, error), t Transport) http.RoundTripper {
 	g.mustBeMade()
 	switch {

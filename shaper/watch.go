@@ -170,10 +170,8 @@ func (o *observer) departs(ln *line, at, n int64) {
 // keptRefusals is how many refusals are remembered. It is a power of 2.
 const keptRefusals = 64
 
-// Refusals returns the latest 64 refusals, in the order in which they were noted. The
-// refusal of a request that waited is noted when its call returns, so a newcomer's may come before
-// it. A dry run has refusals of the requests that would have been refused when they came. Waits in its shadow
-// that Close ends are counted in [Stats], and not shown here.
+// Refusals returns the latest 64 refusals, in the order in which they were noted: of a request that waited, when its
+// call returns. A dry run has those that would have been refused when they came.
 func (s *Shaper) Refusals() []watch.Refusal {
 	s.mustBeMade()
 	var others []watch.Refusal

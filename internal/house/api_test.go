@@ -158,6 +158,10 @@ func apiOf(pkg *types.Package) (lines []string) {
 		case *types.TypeName:
 			if o.IsAlias() {
 				add("type %s = %s", name, text(types.Unalias(o.Type())))
+				// Of a type that users can't name otherwise, the alias shows the fields and methods.
+				if of, ok := types.Unalias(o.Type()).(*types.Named); ok && strings.Contains(of.Obj().Pkg().Path()+"/", "/internal/") {
+					lines = append(lines, apiOfType(of, text)[1:]...)
+				}
 				continue
 			}
 			lines = append(lines, apiOfType(o.Type().(*types.Named), text)...)
