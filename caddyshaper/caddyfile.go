@@ -36,6 +36,15 @@ import (
 //			tokens   <number>
 //			input    <number>
 //			output   <number>
+//			model    <pattern> {
+//				requests|tokens|input|output <number>
+//			}
+//			default {
+//				requests|tokens|input|output <number>
+//			}
+//			estimate      learned | asked | <number>
+//			unasked       <number>
+//			output_factor <number>
 //			burst    <duration>
 //			bodies   <size>
 //		}

@@ -5,13 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/shaper"
@@ -28,7 +25,7 @@ type keptChange struct {
 	Who    string         `json:"who"`
 	From   time.Time      `json:"from"`
 	Until  time.Time      `json:"until"`
-	Limits *shaper.Limits `json:"limits,omitempty"` // of a quota in its own units; nil: it is a hold
+	Limits *shaper.Limits `json:"limits,omitempty"` // nil: it is a hold
 	Said   string         `json:"said,omitempty"`   // by the configuration, of the same limits
 }
 
@@ -49,9 +46,7 @@ func (l shownLine) keep(c inspect.Change) keptChange {
 	if c.Limits == (shaper.Limits{}) {
 		return k // It is a hold.
 	}
-	own, ofLine := l.lines.units()
-	limits := inUnitsOf(c.Limits, ofLine, own)
-	if k.Limits, k.Said = &limits, c.Before.String(); l.lines.key.fixed.quota {
+	if k.Limits, k.Said = &c.Limits, c.Before.String(); l.lines.key.fixed.quota != "" {
 		k.Said, _ = l.says(c.Key)
 	}
 	return k
@@ -67,28 +62,9 @@ func (l shownLine) resume(i *inspect.Inspector, k keptChange) error {
 		if now, err := l.says(c.Key); err != nil || now != k.Said {
 			return errSaysOthers
 		}
-		own, ofLine := l.lines.units()
-		c.Limits = inUnitsOf(*k.Limits, own, ofLine)
+		c.Limits = *k.Limits
 	}
 	return i.Resume(c)
-}
-
-// inUnitsOf converts limits from the units of one rate to the units of another.
-func inUnitsOf(l shaper.Limits, from, to rate.Limit) shaper.Limits {
-	if from != to {
-		l.Rate *= to / from
-		l.Burst = int(math.Round(float64(l.Burst) * float64(to/from)))
-	}
-	return l
-}
-
-// units returns the rate of a quota in its own units and in the line's, which come from the first quota of the line. Without a
-// quota both are 0.
-func (l *limiters) units() (own, ofLine rate.Limit) {
-	if said := l.fair.says.Load(); l.key.fixed.quota && said != nil {
-		return l.says.Load().settings.limits.Rate, said.Rate
-	}
-	return 0, 0
 }
 
 // says returns the limits of a key, or of the line, by the configuration in force.

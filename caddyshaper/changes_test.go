@@ -321,7 +321,9 @@ func TestAFileThatChangesEndsTheChangesOfItsKeys(t *testing.T) {
 func TestAnOperatorsRateGivesNoQuotaAway(t *testing.T) {
 	for _, rate := range []string{"50000/s", "1000/s"} {
 		file := filepath.Join(t.TempDir(), "state")
-		shape := func(more string) string { return quotaShape("tokens 1000000", more+"\nstate "+file) + controlled }
+		shape := func(more string) string {
+			return quotaShape("tokens 1000000\n estimate asked", more+"\nstate "+file) + controlled
+		}
 		s := serve(t, shape(""))
 		require.Equal(t, 200, s.send(http.MethodPost, "/", strings.NewReader(`{"max_tokens":480000}`)).status)
 		s.change("limits", map[string]string{"source": "line", "limits": rate + " burst 500000 depth 9", "for": "10m"})
@@ -342,8 +344,8 @@ func TestAnOperatorsRateGivesNoQuotaAway(t *testing.T) {
 	}
 }
 
-// Units of a quota that a reload has changed are others after a restart, also those in which an operator has set a rate.
-func TestAnOperatorsRateOfAQuotaIsTheSamePartOfItAfterARestart(t *testing.T) {
+// So does a rate in front of a quota that a reload has changed.
+func TestAnOperatorsRateOfAQuotaIsTheSameAfterARestart(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "state")
 	shape := func(tokens int) string {
 		return quotaShape(fmt.Sprintf("tokens %d", tokens), "state "+file) + controlled
@@ -355,9 +357,9 @@ func TestAnOperatorsRateOfAQuotaIsTheSamePartOfItAfterARestart(t *testing.T) {
 	s.stop()
 	s.reload(shape(4_000_000))
 	require.NotEqual(t, whole, caddyshaper.InForce("line", ""))
-	require.Equal(t, "250/s burst 10000 depth 9 wait 1min", caddyshaper.InForce("line", ""))
+	require.Equal(t, "1000/s burst 40000 depth 9 wait 1min", caddyshaper.InForce("line", ""))
 	s.reload(shape(4_000_000) + "\nheader X new")
-	require.Equal(t, "250/s burst 10000 depth 9 wait 1min", caddyshaper.InForce("line", ""))
+	require.Equal(t, "1000/s burst 40000 depth 9 wait 1min", caddyshaper.InForce("line", ""))
 	s.stop()
 	s.reload(shape(1_000_000))
 	inForce, _ := s.changes()

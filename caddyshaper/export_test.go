@@ -147,6 +147,9 @@ func NewRedisLog(log *slog.Logger) func(ctx context.Context, format string, args
 // FairStats returns the state of the line of fair queueing of a name.
 func FairStats(name string) shaper.Stats { return known.latest(name, nil).fair.Load().Stats() }
 
+// FairLine returns the line of fair queueing of a name.
+func FairLine(name string) *shaper.Shaper { return known.latest(name, nil).fair.Load() }
+
 // WriteUsage writes lines of a usage log, and returns how many were written without an error.
 func WriteUsage(to io.WriteCloser, lines ...string) (written int) {
 	u := &usageLog{to: to}

@@ -141,12 +141,18 @@ func (l *limiters) setFairLocked(e *entry) error {
 	if !l.key.fixed.fair {
 		return nil
 	}
-	limits := e.lineLimits()
-	if l.key.fixed.quota {
-		var err error
-		if limits, err = e.settings.quota.limits(l.base); err != nil {
+	fair := shaper.WithFairQueue(l.weightOf)
+	if l.key.fixed.quota == "" {
+		return l.setLineLocked(&l.fair, e.lineLimits(), l.name, l.bucketKey(""), fair)
+	}
+	limits, meters, err := e.settings.quota.limits()
+	if err != nil {
+		return err
+	}
+	if line := l.fair.Load(); line != nil {
+		if err := line.SetMeters(meters...); err != nil {
 			return err
 		}
 	}
-	return l.setLineLocked(&l.fair, limits, l.name, l.bucketKey(""), shaper.WithFairQueue(l.weightOf))
+	return l.setLineLocked(&l.fair, limits, l.name, l.bucketKey(""), fair, shaper.WithMeters(meters...))
 }

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/config"
-	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/gateway"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/shared"
@@ -42,7 +41,6 @@ type limiters struct {
 
 	replaced atomic.Pointer[[]*shaper.Shaper] // lines that were fair or site before, in which requests may still wait; nil: none
 
-	base   llm.Quota       // the line of a gateway has its parts as cost units
 	ledger *gateway.Ledger // of a gateway; nil: there is none
 
 	says atomic.Pointer[entry] // the entry in force
@@ -78,8 +76,8 @@ func loadOrNew[V caddy.Destructor](pool *caddy.UsagePool, key any, makeNew func(
 // newLimiters makes limiters, which begin with the settings of e.
 func newLimiters(key poolKey, e *entry) (*limiters, error) {
 	l := &limiters{name: key.name, key: key}
-	if key.fixed.quota {
-		l.base, l.ledger = e.settings.quota.Quota, gateway.NewLedger()
+	if key.fixed.quota != "" {
+		l.ledger = gateway.NewLedger()
 	}
 	l.says.Store(e)
 	var err error

@@ -39,16 +39,47 @@ type Quota struct {
 	Input    int `json:"input,omitempty"`
 	Output   int `json:"output,omitempty"`
 
-	// Burst is the time whose quota may be used at once, from 0 to a minute; 30s unless it is set.
+	// Models are the limits of models, in place of those above, each with a line of its own ([gateway.Models]).
+	Models []ModelQuota `json:"models,omitempty"`
+
+	// Estimate says what a call reserves: learned, asked, or a number of tokens for each answer ([gateway.Config]). The default
+	// is learned, and asked for openai and bedrock, which count what a call asks for.
+	Estimate string `json:"estimate,omitempty"`
+
+	// Unasked is the most output of a call that does not bound it, where the provider says a number.
+	Unasked int `json:"unasked,omitempty"`
+
+	// OutputFactor is how many tokens bedrock counts for a token of output; 0: by the model.
+	OutputFactor int `json:"output_factor,omitempty"`
+
+	// Burst is the time whose quota may be used at once, from 0 to a minute; 30s unless it is set, 50s for bedrock and 5s for gemini.
 	Burst *caddy.Duration `json:"burst,omitempty"`
 
 	// Bodies bounds the bytes of bodies that all calls hold at a time; 64 MiB unless it is set. See [gateway.Config].
 	Bodies int64 `json:"bodies,omitempty"`
 }
 
+// A ModelQuota has the limits of some models.
+type ModelQuota struct {
+	Pattern  string `json:"pattern,omitempty"` // of their names, in which * stands for any characters; "": any other model
+	Requests int    `json:"requests,omitempty"`
+	Tokens   int    `json:"tokens,omitempty"`
+	Input    int    `json:"input,omitempty"`
+	Output   int    `json:"output,omitempty"`
+}
+
+func (m ModelQuota) quota() llm.Quota {
+	return llm.Quota{Requests: m.Requests, Tokens: m.Tokens, Input: m.Input, Output: m.Output}
+}
+
+// defaultModel is the word for any other model.
+const defaultModel = "default"
+
+// name returns the pattern as it is said.
+func (m ModelQuota) name() string { return cmp.Or(m.Pattern, defaultModel) }
+
 // The defaults of a gateway.
 const (
-	defaultBurst = 30 * time.Second
 	defaultDepth = 1000
 	defaultWait  = 2 * time.Minute
 )
@@ -56,18 +87,24 @@ const (
 // A quota is a Quota that has been checked, with the settings of the line beside it.
 type quota struct {
 	provider string // "": there is none
+	pattern  string // of its models; "": any
 	llm.Quota
 	burst, wait     time.Duration
 	depth, inFlight int
 	bodies          int64
+	estimate        string
+	unasked, factor int
 }
 
-// limits returns the limits of the line, in cost units of the quota base.
-func (q quota) limits(base llm.Quota) (shaper.Limits, error) {
-	l, err := gateway.Limits(q.Quota, gateway.Scale(base, q.Quota), q.burst, q.depth)
+// limits returns the limits and the meters of the line.
+func (q quota) limits() (shaper.Limits, []shaper.Meter, error) {
+	l, meters, err := gateway.Levels(q.provider, q.Quota, q.burst, q.depth)
 	l.MaxWait, l.InFlight = q.wait, q.inFlight
-	return l, err
+	return l, meters, err
 }
+
+// units tell the levels of a line from those of another provider, or with other limits.
+func (q quota) units() string { return fmt.Sprint(q.provider, " ", q.Kinds()) }
 
 // besideQuota are the settings that mean nothing beside a quota, with the reason.
 func (s *Shape) besideQuota() error {
@@ -123,14 +160,19 @@ func readQuota(s *Shape, set *settings) error {
 	}
 	q := quota{
 		provider: s.Quota.Provider, Quota: llm.Quota{Requests: s.Quota.Requests, Tokens: s.Quota.Tokens, Input: s.Quota.Input, Output: s.Quota.Output},
-		burst: defaultBurst, wait: cmp.Or(time.Duration(s.Wait), defaultWait), depth: cmp.Or(s.Depth, defaultDepth), inFlight: s.InFlight,
-		bodies: s.Quota.Bodies,
+		burst: gateway.DefaultBurst(s.Quota.Provider), wait: cmp.Or(time.Duration(s.Wait), defaultWait), depth: cmp.Or(s.Depth, defaultDepth), inFlight: s.InFlight,
+		bodies: s.Quota.Bodies, unasked: s.Quota.Unasked, factor: s.Quota.OutputFactor,
+		estimate: cmp.Or(s.Quota.Estimate, gateway.DefaultEstimate(s.Quota.Provider)),
 	}
 	if s.Quota.Burst != nil {
 		q.burst = time.Duration(*s.Quota.Burst)
 	}
+	quotas, err := q.ofModels(s.Quota.Models)
+	if err != nil {
+		return err
+	}
 	var wrong *llm.QuotaError
-	switch errors.As(q.Validate(q.burst), &wrong); {
+	switch errors.As(quotas[0].Validate(q.burst), &wrong); {
 	case !slices.Contains(gateway.Providers(), q.provider):
 		return fmt.Errorf("quota: the provider %q is unknown, must be one of %s", q.provider, strings.Join(gateway.Providers(), ", "))
 	case wrong != nil && wrong.Setting == "":
@@ -141,6 +183,12 @@ func readQuota(s *Shape, set *settings) error {
 		return errors.New("quota: depth, wait, inflight and team_metrics must not be negative")
 	case q.bodies < 0:
 		return fmt.Errorf("bodies: %d, must not be negative", q.bodies)
+	case q.unasked < 0:
+		return fmt.Errorf("unasked: %d, must not be negative", q.unasked)
+	case q.factor < 0 || q.factor > 0 && q.provider != "bedrock":
+		return fmt.Errorf("output_factor: %d, must not be negative, and is for bedrock alone", q.factor)
+	case !gateway.IsEstimate(q.estimate):
+		return fmt.Errorf("estimate: %q, must be learned, asked, or a number of tokens above 0", q.estimate)
 	}
 	parts := []string{}
 	if s.Fair != nil {
@@ -151,11 +199,68 @@ func readQuota(s *Shape, set *settings) error {
 			return fmt.Errorf("fair: %q would show keys in metrics and logs; name a file of tokens by teams, and use team", part)
 		}
 	}
-	limits, err := q.limits(q.Quota)
-	set.quota, set.limits = q, limits
-	set.fixed.quota = true
+	for _, q := range quotas {
+		limits, _, err := q.limits()
+		if err != nil {
+			return err
+		}
+		of := quotaLimits{q, limits}
+		set.quotas = append(set.quotas, of)
+	}
+	set.quota, set.limits = set.quotas[0].quota, set.quotas[0].limits
+	set.fixed.quota = set.quota.units()
 	set.fixed.fair = true
-	return err
+	return nil
+}
+
+// quotaLimits are a quota with the limits of its line.
+type quotaLimits struct {
+	quota  quota
+	limits shaper.Limits
+}
+
+// ofModels returns the quotas of models with the other settings of q; q itself if there are no models.
+func (q quota) ofModels(models []ModelQuota) (quotas []quota, err error) {
+	if len(models) == 0 {
+		return []quota{q}, nil
+	}
+	if q.Quota != (llm.Quota{}) {
+		return nil, errors.New("quota: limits stand beside models; put them into default { … }, for any other model")
+	}
+	seen := map[string]bool{}
+	for _, m := range models {
+		q := q
+		q.Quota, q.pattern = m.quota(), m.Pattern
+		var wrong *llm.QuotaError
+		switch errors.As(q.Validate(q.burst), &wrong); {
+		case seen[m.Pattern]:
+			return nil, fmt.Errorf("quota: the model %q is said twice", m.name())
+		case wrong != nil && wrong.Setting == "":
+			return nil, fmt.Errorf(`quota: the model %q has no limit; give the provider's limits per minute, as in "requests 500"`, m.name())
+		case wrong != nil && wrong.Setting != "burst":
+			return nil, fmt.Errorf("quota: the model %q: %s: %s, %s", m.name(), wrong.Setting, wrong.Value, wrong.Must)
+		}
+		seen[m.Pattern] = true
+		quotas = append(quotas, q)
+	}
+	return quotas, nil
+}
+
+// lines returns the settings of each line of a handler: one, or one for each quota of models.
+func (set settings) lines() (all []settings) {
+	for _, of := range set.quotas {
+		one := set
+		one.quota, one.limits = of.quota, of.limits
+		one.fixed.quota = of.quota.units()
+		if len(set.quotas) > 1 || of.quota.pattern != "" {
+			one.name += "/" + cmp.Or(of.quota.pattern, defaultModel)
+		}
+		all = append(all, one)
+	}
+	if all == nil {
+		all = []settings{set}
+	}
+	return all
 }
 
 // readQuotaLine reads the line with the provider.
@@ -166,40 +271,114 @@ func readQuotaLine(s *Shape, option string, args []string) error {
 
 // readBlock reads the block behind the line.
 func (q *Quota) readBlock(d *caddyfile.Dispenser) error {
-	numbers := map[string]*int{"requests": &q.Requests, "tokens": &q.Tokens, "input": &q.Input, "output": &q.Output}
+	limits := map[string]*int{"requests": &q.Requests, "tokens": &q.Tokens, "input": &q.Input, "output": &q.Output}
+	seen := map[string]bool{}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		option, args := d.Val(), d.RemainingArgs()
-		n := numbers[option]
+		n, isLimit := limits[option]
+		read := quotaOptions[option]
 		switch {
-		case n == nil && option != "burst" && option != "bodies":
-			return d.Errf("quota has no subdirective %q; there are requests, tokens, input, output, burst and bodies", option)
+		case option == "model" && len(args) != 1 || option == defaultModel && len(args) != 0:
+			return d.Errf("%s: it is a pattern of models and a block, as in model claude-sonnet-* { … }, or default { … }", option)
+		case option == "model" || option == defaultModel:
+			m := ModelQuota{}
+			if option == "model" {
+				m.Pattern = args[0]
+			}
+			if err := m.readBlock(d); err != nil {
+				return err
+			}
+			q.Models = append(q.Models, m)
+			continue
+		case !isLimit && read == nil:
+			return d.Errf("quota has no subdirective %q; there are requests, tokens, input, output, model, default, estimate, unasked, output_factor, burst and bodies", option)
 		case len(args) != 1:
 			return d.Errf("%s: takes %w, got %d", option, takesOne, len(args))
-		case n != nil && *n != 0, option == "burst" && q.Burst != nil, option == "bodies" && q.Bodies != 0:
+		case seen[option]:
 			return d.Errf("%s: it is said twice", option)
-		case n != nil:
-			var err error
-			if *n, err = positive(args[0]); err != nil {
-				return d.Errf("%s: %q, must %w", option, args[0], err)
-			}
-		case option == "bodies":
-			size, err := humanize.ParseBytes(args[0])
-			if q.Bodies = int64(min(size, math.MaxInt64)); err != nil || size == 0 {
-				return d.Errf("bodies: %q, must be a size above 0, such as 64MiB", args[0])
-			}
-		default:
-			burst, err := caddy.ParseDuration(args[0])
-			if err != nil || burst < 0 || burst > time.Minute {
-				return d.Errf("burst: %q, must be a duration from 0 to 1m, such as 30s", args[0])
-			}
-			q.Burst = (*caddy.Duration)(&burst)
+		}
+		seen[option] = true
+		err := error(nil)
+		if isLimit {
+			*n, err = amount(args[0])
+		} else {
+			err = read(q, args[0])
+		}
+		if err != nil {
+			return d.Errf("%s: %w", option, err)
 		}
 	}
 	return nil
 }
 
-// provisionQuota makes the gateway of a handler whose lines are known.
-func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
+// readBlock reads the block with the limits of a model.
+func (m *ModelQuota) readBlock(d *caddyfile.Dispenser) error {
+	limits := map[string]*int{"requests": &m.Requests, "tokens": &m.Tokens, "input": &m.Input, "output": &m.Output}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		option, args := d.Val(), d.RemainingArgs()
+		n := limits[option]
+		switch {
+		case n == nil:
+			return d.Errf("the quota of a model has no subdirective %q; there are requests, tokens, input and output", option)
+		case len(args) != 1:
+			return d.Errf("%s: takes %w, got %d", option, takesOne, len(args))
+		case *n != 0:
+			return d.Errf("%s: it is said twice", option)
+		}
+		var err error
+		if *n, err = amount(args[0]); err != nil {
+			return d.Errf("%s: %w", option, err)
+		}
+	}
+	return nil
+}
+
+// amount reads a number as 500, 400k or 2M.
+func amount(text string) (int, error) {
+	n, err := llm.ParseAmount(text)
+	if err != nil {
+		return 0, fmt.Errorf("%q, must be a number of at least 1", text)
+	}
+	return n, nil
+}
+
+// quotaOptions read the settings of a quota that are no limits.
+var quotaOptions = map[string]func(q *Quota, text string) error{
+	"estimate": func(q *Quota, text string) error {
+		if q.Estimate = text; !gateway.IsEstimate(text) {
+			return fmt.Errorf("%q, must be learned, asked, or a number of tokens above 0", text)
+		}
+		return nil
+	},
+	"unasked": func(q *Quota, text string) (err error) {
+		q.Unasked, err = amount(text)
+		return err
+	},
+	"output_factor": func(q *Quota, text string) (err error) {
+		if q.OutputFactor, err = positive(text); err != nil {
+			return fmt.Errorf("%q, must %w", text, err)
+		}
+		return nil
+	},
+	"bodies": func(q *Quota, text string) error {
+		size, err := humanize.ParseBytes(text)
+		if q.Bodies = int64(min(size, math.MaxInt64)); err != nil || size == 0 {
+			return fmt.Errorf("%q, must be a size above 0, such as 64MiB", text)
+		}
+		return nil
+	},
+	"burst": func(q *Quota, text string) error {
+		burst, err := caddy.ParseDuration(text)
+		if err != nil || burst < 0 || burst > time.Minute {
+			return fmt.Errorf("%q, must be a duration from 0 to 1m, such as 30s", text)
+		}
+		q.Burst = (*caddy.Duration)(&burst)
+		return nil
+	},
+}
+
+// provisionQuota makes the gateways of a handler whose lines are known.
+func (s *Shape) provisionQuota(ctx caddy.Context, entries []*entry) (err error) {
 	if s.Quota == nil {
 		return nil
 	}
@@ -216,23 +395,31 @@ func (s *Shape) provisionQuota(ctx caddy.Context, e *entry) (err error) {
 	if s.usage, err = openUsage(ctx, s.Usage); err != nil {
 		return fmt.Errorf("usage: %w", err)
 	}
-	q := e.settings.quota
-	config := gateway.Config{
-		Provider: q.provider, Quota: q.Quota, Scale: gateway.Scale(s.lines.base, q.Quota), Line: s.lines.fair.Load,
-		Team:   func(r *http.Request) (string, bool) { c := callOf(r); return c.key, !c.isStranger },
-		Bodies: q.bodies, Weight: s.lines.weightOf, Labels: s.TeamMetrics, Ledger: s.lines.ledger,
-		Log: log, Refuse: s.refuse, RetrySpread: time.Duration(s.RetrySpread),
+	for _, e := range entries {
+		q := e.settings.quota
+		config := gateway.Config{
+			Provider: q.provider, Quota: q.Quota, Estimate: q.estimate, Unasked: q.unasked, OutputFactor: q.factor,
+			Line:   e.lines.fair.Load,
+			Team:   func(r *http.Request) (string, bool) { c := callOf(r); return c.key, !c.isStranger },
+			Bodies: q.bodies, Weight: e.lines.weightOf, Labels: s.TeamMetrics, Ledger: e.lines.ledger,
+			Log: log, Refuse: s.refuse, RetrySpread: time.Duration(s.RetrySpread),
+		}
+		if s.LogRefusals {
+			config.Refusals = log
+		}
+		if s.usage != nil {
+			config.Record = s.usage.record
+		}
+		g, err := gateway.New(config)
+		if err != nil {
+			return err
+		}
+		if s.models = append(s.models, gateway.Model{Pattern: q.pattern, Gateway: g}); e.gateway == nil {
+			e.gateway = g
+		}
 	}
-	if s.LogRefusals {
-		config.Refusals = log
-	}
-	if s.usage != nil {
-		config.Record = s.usage.record
-	}
-	if s.gateway, err = gateway.New(config); err == nil && e.gateway == nil {
-		e.gateway = s.gateway
-	}
-	return err
+	s.gateway = s.models[0].Gateway
+	return nil
 }
 
 // pass runs the handlers behind a gateway. If they got no response of the provider, and there are no error routes for it,

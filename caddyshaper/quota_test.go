@@ -47,7 +47,7 @@ func TestAQuotaChangesWhileCallsWaitAndOneIsUnderWay(t *testing.T) {
 	dir := t.TempDir()
 	usage := filepath.Join(dir, "first")
 	shape := func(requests int, usage string) string {
-		return quotaShape(fmt.Sprintf("requests %d\n tokens %d\n burst 1s", requests, 100*requests), "depth 9\n wait 24h\n inflight 1\n usage "+usage)
+		return quotaShape(fmt.Sprintf("requests %d\n tokens %d\n burst 1s\n estimate asked", requests, 100*requests), "depth 9\n wait 24h\n inflight 1\n usage "+usage)
 	}
 	s := serve(t, shape(60, usage))
 	done := make(chan bool)
@@ -95,26 +95,66 @@ func TestAQuotaChangesWhileCallsWaitAndOneIsUnderWay(t *testing.T) {
 	require.Equal(t, 1, gold)
 }
 
-// The units of a line are those of the quota that it began with. Lines that come after it, as in a restart, have others, or none of
-// a quota: its level is the same part of a minute there.
-func TestTheLevelOfAQuotaKeepsItsPartOfAMinute(t *testing.T) {
-	s := serve(t, quotaShape("tokens 1000", ""))
-	call := func(tokens int) {
-		body := fmt.Sprintf(`{"max_tokens":%d}`, tokens)
-		require.Equal(t, 200, s.send(http.MethodPost, "/", strings.NewReader(body)).status)
+// The levels of a quota outlive other limits, and other lines. Those of a line without a quota are in other units.
+func TestTheLevelsOfAQuotaStay(t *testing.T) {
+	s := serve(t, quotaShape("requests 60\n tokens 1000\n estimate asked", ""))
+	s.reload(quotaShape("requests 60\n tokens 100000000\n estimate asked", ""))
+	require.Equal(t, 200, s.send(http.MethodPost, "/", strings.NewReader(`{"max_tokens":50000000}`)).status)
+	levels := func() (requests, tokens float64) {
+		line := caddyshaper.FairLine("line")
+		return line.Stats().Level, line.Meters()[0].Level
 	}
-	s.reload(quotaShape("tokens 100000000", "")) // A thousand times as much is the most that is followed.
-	call(50_000_000)
-	half := caddyshaper.FairStats("line").Level
-	require.Greater(t, half, 300e6, "of 500,000,000, in 12 s at the most")
-
-	s.reload(quotaShape("tokens 100000000", "coarse_timer")) // It makes new lines.
-	level := caddyshaper.FairStats("line").Level
-	require.LessOrEqual(t, level, half/1000+1)
-	require.Greater(t, level, 300_000.0, "of 500,000, in 12 s at the most")
-
+	for _, more := range []string{"", "coarse_timer"} { // It makes new lines.
+		s.reload(quotaShape("requests 30\n tokens 90000000\n estimate asked", more))
+		requests, tokens := levels()
+		require.Greater(t, tokens, 30e6, "of 50,000,000, in 12 s at the most")
+		require.Greater(t, requests, 0.0)
+	}
 	s.reload("shape line {\n limits 50/s depth 9\n fair header X-Team\n}" + proxied)
 	require.Zero(t, caddyshaper.FairStats("line").Level)
+}
+
+// Each model may have a quota and a line of its own, which outlive a reload.
+func TestModelsHaveQuotasOfTheirOwn(t *testing.T) {
+	usage := filepath.Join(t.TempDir(), "usage.jsonl")
+	shape := func(more string) string {
+		return "shape line {\n quota anthropic {\n model claude-sonnet-* {\n requests 60\n input 400k\n output 80k\n }\n" +
+			"model claude-haiku-* {\n requests 120\n }\n" + more + "estimate 700\n burst 15s\n }\n usage " + usage + "\n}" + proxied
+	}
+	s := serve(t, shape(""))
+	call := func(model string) answer {
+		return s.send(http.MethodPost, "/v1/messages", strings.NewReader(fmt.Sprintf(`{"model":%q,"max_tokens":32000}`, model)))
+	}
+	for range 2 {
+		require.Equal(t, 200, call("claude-sonnet-4-5").status)
+		require.Equal(t, 200, call("claude-haiku-4-5").status)
+		a := call("claude-opus-4")
+		require.Equal(t, 404, a.status)
+		require.Contains(t, a.body, "it has quotas for claude-sonnet-*, claude-haiku-*")
+		s.reload(shape("default {\n requests 5\n }\n"))
+		require.Equal(t, 200, call("claude-opus-4").status)
+		s.reload(shape(""))
+	}
+	for name, want := range map[string]struct {
+		burst  int
+		meters []string
+	}{
+		"line/claude-sonnet-*": {15, []string{"input-tokens", "output-tokens"}}, "line/claude-haiku-*": {30, []string{"tokens"}}, "line/default": {1, []string{"tokens"}},
+	} {
+		line := caddyshaper.FairLine(name)
+		require.EqualValues(t, 2, line.Stats().Departed, name)
+		require.Equal(t, want.burst, line.Limits().Burst, name)
+		var meters []string
+		for _, m := range line.Meters() {
+			meters = append(meters, m.Name)
+		}
+		require.Equal(t, want.meters, meters, name)
+	}
+	for _, r := range records(t, usage, 8) {
+		if r.Status == 200 {
+			require.Equal(t, 700, r.Estimate.Output)
+		}
+	}
 }
 
 // A call without a token of the gateway gets 401, and the token is not seen behind the gateway.
@@ -163,10 +203,10 @@ func TestTheDefaultsOfAQuota(t *testing.T) {
 	s := serve(t, quotaShape("requests 60", ""))
 	require.Equal(t, 200, s.get("/").status)
 	l := caddyshaper.FairStats("line").Limits
-	require.Equal(t, []any{1000, 2 * time.Minute, 500_000, 0}, []any{l.Depth, l.MaxWait, l.Burst, l.InFlight}, "half a minute's quota at once, in millionths")
+	require.Equal(t, []any{1000, 2 * time.Minute, 30, 0}, []any{l.Depth, l.MaxWait, l.Burst, l.InFlight}, "half a minute's quota at once")
 	s.reload(quotaShape("requests 60\n burst 15s", "depth 7\n wait 3s\n inflight 4"))
 	l = caddyshaper.FairStats("line").Limits
-	require.Equal(t, []any{7, 3 * time.Second, 250_000, 4}, []any{l.Depth, l.MaxWait, l.Burst, l.InFlight})
+	require.Equal(t, []any{7, 3 * time.Second, 15, 4}, []any{l.Depth, l.MaxWait, l.Burst, l.InFlight})
 }
 
 // Whoever wants refusals in the log wants those of a quota, too.
@@ -276,7 +316,20 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 		{"quota openai {\n requests 5\n tokens\n }", `tokens: takes one word, got 0, at Caddyfile:5`},
 		{"quota openai {\n requests 5\n requests 6\n }", `requests: it is said twice, at Caddyfile:5`},
 		{"quota openai {\n requests 5\n burst 2m\n }", `burst: "2m", must be a duration from 0 to 1m, such as 30s, at Caddyfile:5`},
-		{"quota openai {\n rpm 5\n }", `quota has no subdirective "rpm"; there are requests, tokens, input, output, burst and bodies, at Caddyfile:4`},
+		{"quota openai {\n rpm 5\n }", `quota has no subdirective "rpm"; there are requests, tokens, input, output, model, default, estimate, unasked, output_factor, burst and bodies, at Caddyfile:4`},
+		{"quota openai {\n requests 5\n estimate much\n }", `estimate: "much", must be learned, asked, or a number of tokens above 0, at Caddyfile:5`},
+		{"quota openai {\n requests 5\n unasked -1\n }", `unasked: "-1", must be a number of at least 1, at Caddyfile:5`},
+		{"quota openai {\n requests 5\n output_factor 5\n }", `output_factor: 5, must not be negative, and is for bedrock alone`},
+		{"quota bedrock {\n requests 5\n output_factor many\n }", `output_factor: "many", must be a number of at least 1, at Caddyfile:5`},
+		{"quota openai {\n requests 5\n model m {\n requests 6\n }\n }", `quota: limits stand beside models; put them into default`},
+		{"quota openai {\n model {\n requests 6\n }\n }", `model: it is a pattern of models and a block`},
+		{"quota openai {\n default m {\n requests 6\n }\n }", `default: it is a pattern of models and a block`},
+		{"quota openai {\n model m {\n }\n }", `quota: the model "m" has no limit`},
+		{"quota openai {\n model m {\n burst 6\n }\n }", `the quota of a model has no subdirective "burst"; there are requests, tokens, input and output, at Caddyfile:5`},
+		{"quota openai {\n model m {\n requests 6k6\n }\n }", `requests: "6k6", must be a number of at least 1, at Caddyfile:5`},
+		{"quota openai {\n model m {\n requests 6\n requests 7\n }\n }", `requests: it is said twice, at Caddyfile:6`},
+		{"quota openai {\n model m {\n requests 6\n }\n model m {\n requests 6\n }\n }", `quota: the model "m" is said twice`},
+		{"quota openai {\n default {\n requests 6\n }\n default {\n requests 6\n }\n }", `quota: the model "default" is said twice`},
 		{"quota openai {\n requests 5\n bodies many\n }", `bodies: "many", must be a size above 0, such as 64MiB, at Caddyfile:5`},
 		{"quota openai {\n requests 5\n bodies 0\n }", `bodies: "0", must be a size above 0, such as 64MiB, at Caddyfile:5`},
 		{"quota openai {\n requests 5\n bodies 1MiB\n bodies 2MiB\n }", `bodies: it is said twice, at Caddyfile:6`},

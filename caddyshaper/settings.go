@@ -31,6 +31,7 @@ type settings struct {
 	candidate *shaper.Limits // without rules; nil: none
 	site      *shaper.Limits // nil: none
 	quota     quota          // without a provider: none
+	quotas    []quotaLimits  // of all lines of a handler
 	fair      Fair           // of a shape with fair queueing
 	state     string         // absolute path; "": none
 }
@@ -43,7 +44,7 @@ type fixed struct {
 	coarse  bool
 	dryRun  bool
 	fair    bool
-	quota   bool
+	quota   string         // the provider of a gateway, and which limits it has; "": there is no quota
 	store   string         // with placeholders replaced
 	levels  shared.Options // for a level in the store
 

@@ -156,9 +156,10 @@ type Shape struct {
 	LogRefusals bool `json:"log_refusals,omitempty"`
 
 	lines   *limiters
-	gateway *gateway.Gateway // nil: there is no Quota
-	tokens  *gateway.Teams   // nil: no call needs a token
-	usage   *usageLog        // nil: none
+	gateway *gateway.Gateway // the first of models; nil: there is no Quota
+	models  gateway.Models
+	tokens  *gateway.Teams // nil: no call needs a token
+	usage   *usageLog      // nil: none
 	keyOf   keyFunc
 	costOf  costFunc
 	errors  errorRoutes
@@ -211,15 +212,20 @@ func (s *Shape) provision(ctx caddy.Context, set settings) error {
 	s.errors = errorRoutesOf(ctx)
 	s.failures = newFailureLog(ctx.Slogger().With("shape", set.name))
 	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	e, err := loaded.(*app).join(set, server, ctx.Slogger())
-	if err != nil {
-		return err
+	var entries []*entry
+	for _, one := range set.lines() {
+		e, err := loaded.(*app).join(one, server, ctx.Slogger())
+		if err != nil {
+			return err
+		}
+		entries = append(entries, e)
 	}
+	e := entries[0]
 	s.lines = e.lines
 	if s.keyOf, err = s.newKeyFor(e); err != nil {
 		return err
 	}
-	if err := s.provisionQuota(ctx, e); err != nil {
+	if err := s.provisionQuota(ctx, entries); err != nil {
 		return err
 	}
 	s.options = s.middlewareOptions(ctx)
@@ -261,7 +267,7 @@ func keyOfCall(r *http.Request) (string, error) { return callOf(r).key, nil }
 // a gateway stands in front.
 func (s *Shape) chain() http.Handler {
 	if s.gateway != nil {
-		return s.gateway.Wrap(http.HandlerFunc(s.pass))
+		return s.models.Wrap(http.HandlerFunc(s.pass))
 	}
 	if s.Fair != nil {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.enter(s.lines.fair.Load(), w, r) })

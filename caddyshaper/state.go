@@ -7,11 +7,8 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"math"
-	"math/big"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -53,9 +50,9 @@ type levels struct {
 	Site json.RawMessage `json:"site,omitempty"` // of [shaper.Shaper.Snapshot]
 	Fair json.RawMessage `json:"fair,omitempty"` // of the line of fair queueing, likewise
 
-	// Minute is the number of cost units of Fair in a minute's quota; 0: there is no quota. A line whose quota was changed
-	// by reloads has other units than one that begins with it.
-	Minute float64 `json:"minute,omitempty"`
+	// Quota is the provider of the quota of Fair, and which limits it has; "": there is none. The levels of another one are in other
+	// units.
+	Quota string `json:"quota,omitempty"`
 
 	Changes []keptChange `json:"changes,omitempty"` // of limits, for a time
 }
@@ -191,7 +188,7 @@ func (f *stateFile) release(l *limiters) {
 // snapshot returns the levels of all lines. Strings are keys that a snapshot can hold, so
 // there are no errors.
 func (l *limiters) snapshot() levels {
-	now := levels{At: time.Now(), Minute: l.minute(), Changes: l.changes()}
+	now := levels{At: time.Now(), Quota: l.key.fixed.quota, Changes: l.changes()}
 	if l.live != nil {
 		now.Keys, _ = l.live.Snapshot()
 	}
@@ -202,41 +199,6 @@ func (l *limiters) snapshot() levels {
 		now.Fair, _ = line.Snapshot()
 	}
 	return now
-}
-
-// minute returns the number of cost units of the line of fair queueing in a minute's quota; 0: there is no quota. It comes from
-// the configuration: the rate in force may be an operator's.
-func (l *limiters) minute() float64 {
-	_, said := l.units()
-	return time.Minute.Seconds() * float64(said)
-}
-
-// inUnits converts the snapshot of a line from so many cost units of a minute's quota to others. The level is rounded up.
-// There is none if one of the lines has no quota: its units can't be compared.
-func inUnits(snapshot json.RawMessage, from, to float64) (json.RawMessage, error) {
-	switch {
-	case from == to:
-		return snapshot, nil
-	case from == 0, to == 0:
-		return nil, nil
-	}
-	fields := map[string]json.RawMessage{} // More than level and rate, which stay as they are.
-	var saved struct {
-		Level string
-		Rate  float64
-	}
-	if err := errors.Join(json.Unmarshal(snapshot, &fields), json.Unmarshal(snapshot, &saved)); err != nil {
-		return nil, err
-	}
-	if strings.Trim(saved.Level, "0123456789/") != "" { // A Rat would read an exponent of any size.
-		return snapshot, nil // Restore returns the error.
-	}
-	if level, ok := new(big.Rat).SetString(saved.Level); ok {
-		units, _ := level.Float64()
-		fields["level"] = fmt.Appendf(nil, `"%.0f"`, math.Ceil(units*to/from))
-		fields["rate"] = fmt.Append(nil, saved.Rate*to/from)
-	}
-	return json.Marshal(fields)
 }
 
 // restore puts levels back.
@@ -252,12 +214,8 @@ func (l *limiters) restore(saved levels) {
 			log.Warn("the level of the site could not be restored", "error", err)
 		}
 	}
-	if line := l.fair.Load(); line != nil && saved.Fair != nil {
-		fair, err := inUnits(saved.Fair, saved.Minute, l.minute())
-		if err == nil && fair != nil {
-			err = line.Restore(fair)
-		}
-		if err != nil {
+	if line := l.fair.Load(); line != nil && saved.Fair != nil && saved.Quota == l.key.fixed.quota {
+		if err := line.Restore(saved.Fair); err != nil {
 			log.Warn("the level of the line of fair queueing could not be restored", "error", err)
 		}
 	}

@@ -133,12 +133,12 @@ func times(a, b ceiling) int {
 // the line up for nothing.
 //
 // Each of the sums over calls is multiplied by 0.9 before a call is added. So the latest ten calls matter most, and a team whose
-// answers become longer is known after as many. Estimates remember the 10,000 pairs of team and model that were used last. The
-// zero value is ready for use, and safe for concurrent use.
+// answers become longer is known after as many. A team that is new to a model is estimated by all calls of the model. Estimates
+// remember the 10,000 pairs of team and model that were used last. The zero value is ready for use, and safe for concurrent use.
 type Estimates struct {
-	mu    sync.Mutex
-	pairs map[pair]*list.Element
-	used  list.List // of *learned, the one that was used last at the front
+	mu     sync.Mutex
+	pairs  sums // by team and model
+	models sums // by model alone
 }
 
 const (
@@ -150,6 +150,9 @@ const (
 
 	// usualOutput is the estimate of an answer before the first has come. From 100 to 4,000 all give the same.
 	usualOutput = 1000
+
+	// bytesOfToken is the usual number of bytes of text in a token.
+	bytesOfToken = 4
 )
 
 type pair struct{ team, model string }
@@ -163,16 +166,16 @@ type learned struct {
 	told, text    float64 // output of the calls whose text was seen, in tokens and in bytes
 }
 
-// Estimate returns what a call of a team and a model is likely to take that asks for so much. Before the first answer it is the
-// input that is asked, and an output of 1,000; never more output than a call asks for.
+// Estimate returns what a call of a team and a model is likely to take that asks for so much. Before the first answer of the model
+// it is the input that is asked, and an output of 1,000; never more output than a call asks for.
 func (e *Estimates) Estimate(team, model string, asked Usage) Usage {
 	if asked.Output <= 0 {
 		asked.Output = math.MaxInt
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	l := e.findLocked(pair{team, model})
-	if l == nil || l.calls == 0 {
+	l := e.findLocked(team, model)
+	if l == nil {
 		return Usage{Input: asked.Input, Output: min(usualOutput, asked.Output)}
 	}
 	estimate := Usage{Input: asked.Input, Output: min(max(1, ceil(l.output/l.calls)), asked.Output)}
@@ -187,37 +190,67 @@ func (e *Estimates) Estimate(team, model string, asked Usage) Usage {
 func (e *Estimates) Learn(team, model string, asked, counted Usage, text int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	key := pair{team, model}
-	l := e.findLocked(key)
-	if l == nil {
-		if e.pairs == nil {
-			e.pairs = map[pair]*list.Element{}
+	for _, l := range []*learned{e.pairs.of(pair{team, model}), e.models.of(pair{model: model})} {
+		add := func(sum *float64, n int) { *sum = *sum*decay + float64(max(n, 0)) }
+		add(&l.input, sum(counted.Input, counted.CacheRead, counted.CacheWrite))
+		add(&l.asked, asked.Input)
+		add(&l.output, counted.Output)
+		add(&l.calls, 1)
+		if text > 0 && counted.Output > 0 {
+			add(&l.told, counted.Output)
+			add(&l.text, text)
 		}
-		for len(e.pairs) >= mostPairs {
-			delete(e.pairs, e.used.Remove(e.used.Back()).(*learned).pair)
-		}
-		l = &learned{pair: key}
-		e.pairs[key] = e.used.PushFront(l)
-	}
-	add := func(sum *float64, n int) { *sum = *sum*decay + float64(max(n, 0)) }
-	add(&l.input, sum(counted.Input, counted.CacheRead, counted.CacheWrite))
-	add(&l.asked, asked.Input)
-	add(&l.output, counted.Output)
-	add(&l.calls, 1)
-	if text > 0 && counted.Output > 0 {
-		add(&l.told, counted.Output)
-		add(&l.text, text)
 	}
 }
 
-// findLocked returns the sums of a pair; nil if there are none.
-func (e *Estimates) findLocked(key pair) *learned {
-	at := e.pairs[key]
+// tokensOf returns how many tokens a text of so many bytes is likely to be. Before the first answer it is a quarter.
+func (e *Estimates) tokensOf(team, model string, text int) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if l := e.findLocked(team, model); l != nil && l.text > 0 {
+		return ceil(float64(text) * l.told / l.text)
+	}
+	return ceil(float64(text) / bytesOfToken)
+}
+
+// findLocked returns the sums of a pair, or else of its model; nil if there are none.
+func (e *Estimates) findLocked(team, model string) *learned {
+	if l := e.pairs.find(pair{team, model}); l != nil {
+		return l
+	}
+	return e.models.find(pair{model: model})
+}
+
+// sums have the learned of the pairs that were used last. The zero value is ready for use.
+type sums struct {
+	by   map[pair]*list.Element
+	used list.List // of *learned, the one that was used last at the front
+}
+
+// find returns the learned of a pair; nil if there is none.
+func (s *sums) find(key pair) *learned {
+	at := s.by[key]
 	if at == nil {
 		return nil
 	}
-	e.used.MoveToFront(at)
+	s.used.MoveToFront(at)
 	return at.Value.(*learned)
+}
+
+// of is find, and makes what there is not.
+func (s *sums) of(key pair) *learned {
+	if l := s.find(key); l != nil {
+		return l
+	}
+	if s.by == nil {
+		s.by = map[pair]*list.Element{}
+	}
+	if len(s.by) >= mostPairs {
+		delete(s.by, s.used.Remove(s.used.Back()).(*learned).pair)
+	}
+	l := &learned{pair: key}
+	s.by[key] = s.used.PushFront(l)
+	return l
 }
 
 // ceil returns a number rounded up, at most the largest int32: no call has so many tokens.

@@ -231,7 +231,7 @@ func TestEstimatesFollowWhatCallsTake(t *testing.T) {
 	// (0.9·100 + 290)/(0.9·1000 + 1000) of the input, and (0.9·400 + 1000)/1.9 of output.
 	require.Equal(t, llm.Usage{Input: 200, Output: 716}, e.Estimate("gold", "m", asked))
 
-	require.Equal(t, llm.Usage{Input: 1000, Output: 1000}, e.Estimate("batch", "m", asked), "another team")
+	require.Equal(t, llm.Usage{Input: 200, Output: 716}, e.Estimate("batch", "m", asked), "a team that is new to the model")
 	require.Equal(t, llm.Usage{Input: 1000, Output: 1000}, e.Estimate("gold", "n", asked), "another model")
 
 	e.Learn("none", "m", asked, llm.Usage{}, 0)
@@ -243,11 +243,16 @@ func TestEstimatesForgetThePairThatWasUsedLongestAgo(t *testing.T) {
 	asked := llm.Usage{Input: 100, Output: 5000}
 	var e llm.Estimates
 	for i := range 10_000 {
-		e.Learn("t", fmt.Sprint(i), asked, llm.Usage{Output: 7}, 0)
+		e.Learn(fmt.Sprint(i), "m", asked, llm.Usage{Output: 7}, 0)
 	}
-	require.Equal(t, 7, e.Estimate("t", "0", asked).Output, "and so it is used last")
-	e.Learn("t", "more", asked, llm.Usage{Output: 7}, 0)
-	require.Equal(t, 7, e.Estimate("t", "0", asked).Output)
-	require.Equal(t, 1000, e.Estimate("t", "1", asked).Output)
-	require.Equal(t, 7, e.Estimate("t", "2", asked).Output)
+	require.Equal(t, 7, e.Estimate("0", "m", asked).Output, "and so it is used last")
+	e.Learn("more", "m", asked, llm.Usage{Output: 107}, 0)
+	require.Equal(t, 7, e.Estimate("0", "m", asked).Output)
+	require.Equal(t, 17, e.Estimate("1", "m", asked).Output, "as of any team")
+	require.Equal(t, 7, e.Estimate("2", "m", asked).Output)
+
+	for i := range 10_000 {
+		e.Learn("0", fmt.Sprint(i), asked, llm.Usage{Output: 7}, 0)
+	}
+	require.Equal(t, 1000, e.Estimate("0", "m", asked).Output)
 }

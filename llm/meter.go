@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"example.com/leakybucket/shaper"
 )
 
 // A Meter finds the usage of a call in its response. [NewMeter] makes one. Write the bytes of the body to it as they are,
@@ -271,6 +273,8 @@ type metered struct {
 
 	mu    sync.Mutex // A body may be closed while it is read. [Provider.Usage] runs under it: the lock is this body's alone.
 	meter *Meter
+	call  *Call          // nil: it is only metered
+	line  *shaper.Shaper // that the call has left
 	ended bool
 }
 
@@ -284,6 +288,9 @@ func (b *metered) Read(p []byte) (n int, err error) {
 	}
 	if n > 0 {
 		_, _ = b.meter.Write(p[:n]) // It never fails.
+		if b.call != nil {
+			b.call.Charge(b.line)
+		}
 	}
 	if err != nil {
 		b.endLocked(err == io.EOF)
@@ -297,6 +304,9 @@ func (b *metered) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.ended {
+		if b.call != nil {
+			b.call.Abandon()
+		}
 		b.endLocked(false)
 	}
 	return err
@@ -305,13 +315,16 @@ func (b *metered) Close() error {
 func (b *metered) endLocked(ok bool) {
 	b.ended = true
 	b.meter.End(ok)
+	if b.call != nil {
+		b.call.Learn()
+	}
 }
 
-// cost returns the actual cost of the call.
-func (b *metered) cost(q Quota) int {
+// actual returns what the call settles with.
+func (b *metered) actual() []int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.meter.Cost(q)
+	return b.call.Actual(b.line)
 }
 
 // maxInflated bounds the decompressed bytes of a body that are parsed. A body of a megabyte may hold a gigabyte, which

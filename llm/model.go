@@ -27,6 +27,9 @@ func Model(r *http.Request) string {
 }
 
 func modelInPath(r *http.Request) string {
+	if r.URL == nil {
+		return ""
+	}
 	parts := strings.Split(r.URL.EscapedPath(), "/")
 	for i, part := range parts[:len(parts)-1] {
 		if part == "models" || part == "model" || part == "deployments" {

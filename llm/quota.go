@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -115,6 +114,53 @@ func ParseWeights(text string) (map[string]int, error) {
 	return weights, nil
 }
 
+// ParseAmount reads a number of requests or tokens of at least 1, as pages of providers write it: 500, 400k, 2M, 1.5M.
+func ParseAmount(text string) (int, error) {
+	digits, unit := strings.TrimRight(text, "kM"), 1.0
+	switch text[len(digits):] {
+	case "":
+	case "k":
+		unit = 1e3
+	case "M":
+		unit = 1e6
+	default:
+		digits = ""
+	}
+	n, err := strconv.ParseFloat(digits, 64)
+	if n *= unit; err != nil || strings.Trim(digits, "0123456789.") != "" || n < 1 || n > math.MaxInt32 || n != math.Trunc(n) {
+		return 0, fmt.Errorf("%q, must be a whole number of at least 1, such as 500, 400k or 2M", text)
+	}
+	return int(n), nil
+}
+
+// ParseModelQuota reads the quota of some models, as commands take it: claude-sonnet-*: 1000 requests, 400k in, 80k out. The
+// pattern before the colon may have colons. The words are requests, tokens, in or input, and out or output.
+func ParseModelQuota(text string) (pattern string, q Quota, err error) {
+	at := strings.LastIndexByte(text, ':')
+	if at < 1 {
+		return "", Quota{}, fmt.Errorf("%q, must be a pattern of models, a colon and limits, as in claude-sonnet-*: 1000 requests, 400k in, 80k out", text)
+	}
+	for part := range strings.SplitSeq(text[at+1:], ",") {
+		words := strings.Fields(part)
+		if len(words) != 2 {
+			return "", Quota{}, fmt.Errorf("%q, must be a number and a word, as in 400k in", strings.TrimSpace(part))
+		}
+		limit := map[string]*int{
+			"requests": &q.Requests, "tokens": &q.Tokens, "in": &q.Input, "input": &q.Input, "out": &q.Output, "output": &q.Output,
+		}[words[1]]
+		switch {
+		case limit == nil:
+			return "", Quota{}, fmt.Errorf("%q is no limit; there are requests, tokens, in and out", words[1])
+		case *limit != 0:
+			return "", Quota{}, fmt.Errorf("%q is said twice", words[1])
+		}
+		if *limit, err = ParseAmount(words[0]); err != nil {
+			return "", Quota{}, err
+		}
+	}
+	return strings.TrimSpace(text[:at]), q, nil
+}
+
 // Cost returns the cost of a call in a bucket of [Quota.Limits]: the largest of its shares of the
 // quota, in millionths, rounded up, from 1 to 1e6. So the bucket keeps each limit of q. Only a
 // call that alone exceeds a minute's quota may exceed it: it costs 1e6, and the provider decides.
@@ -154,137 +200,4 @@ func sum(numbers ...int) (total int) {
 		total += n
 	}
 	return total
-}
-
-// Levels keep a quota as its provider counts it: for each call what it reserves, what is charged while its answer comes, and what
-// it settles with. Levels are safe for concurrent use. They must not be changed once they are in use.
-type Levels struct {
-	Provider  Provider
-	Quota     Quota
-	Estimates *Estimates // nil: calls reserve what they ask for
-	Output    int        // estimate of each answer, where Estimates are nil; 0: what the call asks for
-	Unasked   int        // what a call asks for that does not bound its answer; 0: as Provider.Estimate has it
-}
-
-// A Call is one call on its way through [Levels]. It is for one goroutine at a time.
-type Call struct {
-	levels      *Levels
-	team, model string
-	asked       Usage         // at most
-	likely      Usage         // by Levels
-	estimate    Usage         // likely, as the provider counts it
-	runsModel   bool          // else it costs a request's share
-	partial     *http.Request // whose body had not come when the call was estimated; nil: it had
-	meter       *Meter
-}
-
-// Call returns a new call of a team and a model, "" for unknown. The body of the request stays readable. For an error see
-// [Provider].Estimate.
-func (l *Levels) Call(team, model string, r *http.Request) (*Call, error) {
-	c := &Call{levels: l, team: team, model: model}
-	if l.Provider.Estimate == nil {
-		return c, nil
-	}
-	if err := c.estimateFor(r); err != nil {
-		return nil, err
-	}
-	if p, ok := r.Body.(*peeked); ok && !p.whole {
-		c.partial = r.Clone(r.Context()) // Handlers behind may rewrite the request.
-	}
-	return c, nil
-}
-
-// estimateFor estimates the call by its request.
-func (c *Call) estimateFor(r *http.Request) (err error) {
-	l := c.levels
-	if c.asked, err = l.Provider.Estimate(r); err != nil {
-		return err
-	}
-	c.runsModel = c.asked.Input > 0 || c.asked.Output > 0
-	if c.runsModel && c.asked.Output == 0 && writesAnswer(r) {
-		c.asked.Output = l.Unasked
-	}
-	c.likely = l.likely(c)
-	c.estimate = l.Provider.counted(c.likely)
-	return nil
-}
-
-// likely returns what a call is likely to take.
-func (l *Levels) likely(c *Call) Usage {
-	u := c.asked
-	switch {
-	case !c.runsModel:
-	case l.Estimates != nil:
-		u = l.Estimates.Estimate(c.team, c.model, u)
-	case l.Output > 0:
-		if u.Output = l.Output; c.asked.Output > 0 {
-			u.Output = min(u.Output, c.asked.Output)
-		}
-	}
-	return u
-}
-
-// Estimate returns what the call is likely to take. The part that the provider counts is reserved.
-func (c *Call) Estimate() Usage { return c.likely }
-
-// RunsModel reports whether the call makes a model run. Any other costs a request's share.
-func (c *Call) RunsModel() bool { return c.runsModel }
-
-// Cost returns what the call reserves.
-func (c *Call) Cost() int { return c.levels.Quota.Cost(c.estimate) }
-
-// Answers says that the answer to the call begins, and returns its Meter. A second answer, to a call that was sent again,
-// takes the place of the first.
-func (c *Call) Answers(status int, h http.Header) *Meter {
-	if c.partial != nil {
-		_ = c.estimateFor(c.partial) // It has not failed the first time. The body has passed by now.
-	}
-	c.meter = NewMeter(c.levels.Provider, status, h)
-	if c.levels.Provider.Estimate != nil {
-		c.meter.Asked(c.likely)
-	}
-	return c.meter
-}
-
-// Counted returns what the provider has counted of a call that has ended; known is false if that is the estimate.
-func (c *Call) Counted() (u Usage, known bool) {
-	if c.meter != nil {
-		if u, known = c.meter.Counted(); known {
-			return c.weighed(u), true
-		}
-	}
-	return c.estimate, false
-}
-
-// weighed counts a token of output as often as the provider does.
-func (c *Call) weighed(u Usage) Usage {
-	if f := c.levels.Provider.OutputFactor; f != nil {
-		u.Output = times(ceiling(u.Output), ceiling(f(c.model)))
-	}
-	return u
-}
-
-// Actual returns what the call settles with when its Meter has ended; below 0: the estimate stands. A call that the provider
-// has refused costs nothing.
-func (c *Call) Actual() int {
-	if c.meter != nil && c.meter.isFree() {
-		return 0
-	}
-	if u, ok := c.Counted(); ok {
-		return c.levels.Quota.Cost(u)
-	}
-	if c.meter != nil && c.partial != nil {
-		return c.Cost() // That of the whole body.
-	}
-	return -1
-}
-
-// Learn lets the Estimates learn from the call, if it has come to its end.
-func (c *Call) Learn() {
-	if c.levels.Estimates == nil || c.meter == nil || !c.runsModel || c.meter.ranNothing() {
-		return
-	}
-	if u, ok := c.meter.Counted(); ok {
-		c.levels.Estimates.Learn(c.team, c.model, c.asked, u, 0)
-	}
 }

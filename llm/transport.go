@@ -26,24 +26,42 @@ import (
 // it is used: Base, Retry, and Limiter, for example to a tenant's. The retries of a client library are
 // further requests, so set them to 0 if Retry is set.
 func Transport(s *shaper.Shaper, q Quota, p Provider) *shaper.Transport {
+	l := &Levels{Provider: p, Quota: q}
+	return l.Transport(s)
+}
+
+// Transport is the function Transport for a line with these levels, whose limits are from [Levels.Limits], or from [Quota.Limits].
+// Estimates learn as of one team.
+func (l *Levels) Transport(s *shaper.Shaper) *shaper.Transport {
 	return &shaper.Transport{
 		Limiter: s,
-		Cost:    func(r *http.Request) int { return reserve(r, q, p) },
-		Actual:  func(r *http.Response) func() int { return actual(r, s, q, p) },
-		HoldFor: p.HoldFor,
+		Each:    func(r *http.Request) ([]int, func(*http.Response) func() []int, error) { return l.each(s, r) },
+		HoldFor: l.Provider.HoldFor,
 	}
 }
 
-// reserve returns the cost that a request reserves, or a negative number if the request can't be estimated.
-func reserve(r *http.Request, q Quota, p Provider) int {
-	if p.Estimate == nil {
-		return q.Cost(Usage{})
+// each begins a call.
+func (l *Levels) each(s *shaper.Shaper, r *http.Request) (costs []int, actual func(*http.Response) func() []int, err error) {
+	model := ""
+	if l.Estimates != nil || l.Provider.OutputFactor != nil {
+		model = Model(r)
 	}
-	u, err := p.Estimate(r)
+	c, err := l.Call("", model, r)
 	if err != nil {
-		return -1
+		return nil, nil, shaper.ErrNegativeCost
 	}
-	return q.Cost(p.counted(u))
+	return c.Costs(s), func(response *http.Response) func() []int { return c.answer(s, response) }, nil
+}
+
+// answer meters a response to the call. It returns a function that returns what the call settles with when the body has ended.
+func (c *Call) answer(s *shaper.Shaper, r *http.Response) func() []int {
+	c.levels.Left(s, r.Header)
+	body := &metered{ReadCloser: r.Body, call: c, line: s, meter: c.Answers(r.StatusCode, r.Header)}
+	if r.Body != nil && r.Body != http.NoBody && body.meter.events != nil {
+		// Any other body stays as it is: after an upgrade it can be written to.
+		r.Body = body
+	}
+	return body.actual
 }
 
 // counted applies Counted, if there is one.
@@ -52,22 +70,6 @@ func (p Provider) counted(u Usage) Usage {
 		return u
 	}
 	return p.Counted(u)
-}
-
-// actual tells s the remaining amounts in a response. It returns a function that returns the actual cost
-// of the call when the body has ended, or a negative number if that is unknown.
-func actual(r *http.Response, s *shaper.Shaper, q Quota, p Provider) func() int {
-	if p.Left != nil {
-		if n, ok := q.Scarcest(p.Left(r.Header)); ok {
-			s.AtMost(n)
-		}
-	}
-	body := &metered{ReadCloser: r.Body, meter: NewMeter(p, r.StatusCode, r.Header)}
-	if r.Body != nil && r.Body != http.NoBody && body.meter.events != nil {
-		// Any other body stays as it is: after an upgrade it can be written to.
-		r.Body = body
-	}
-	return func() int { return body.cost(q) }
 }
 
 // A charge says what stays of what a call has reserved, by its response.

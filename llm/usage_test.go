@@ -263,3 +263,37 @@ func TestCostsAreExact(t *testing.T) {
 		require.Equal(t, int(want.Int64()), q.Cost(u), "%+v %+v", q, u)
 	}
 }
+
+func TestParseModelQuota(t *testing.T) {
+	for _, tt := range []struct {
+		text, pattern string
+		want          llm.Quota
+		wrong         string // in the error
+	}{
+		{"claude-sonnet-*: 1000 requests, 400k in, 80k out", "claude-sonnet-*", llm.Quota{Requests: 1000, Input: 400_000, Output: 80_000}, ""},
+		{" anthropic.claude-sonnet-4-20250514-v1:0 :1.5M tokens", "anthropic.claude-sonnet-4-20250514-v1:0", llm.Quota{Tokens: 1_500_000}, ""},
+		{"default: 50 requests, 1 input, 2 output", "default", llm.Quota{Requests: 50, Input: 1, Output: 2}, ""},
+		{"1000 requests", "", llm.Quota{}, `"1000 requests", must be a pattern`},
+		{": 1000 requests", "", llm.Quota{}, "must be a pattern"},
+		{"m: requests", "", llm.Quota{}, `"requests", must be a number and a word`},
+		{"m: 5 requests,", "", llm.Quota{}, `"", must be a number and a word`},
+		{"m: 5 calls", "", llm.Quota{}, `"calls" is no limit`},
+		{"m: 5 in, 6 input", "", llm.Quota{}, `"input" is said twice`},
+		{"m: 0 in", "", llm.Quota{}, `"0", must be a whole number`},
+		{"m: -5 in", "", llm.Quota{}, `"-5", must be`},
+		{"m: 1.5 in", "", llm.Quota{}, `"1.5", must be`},
+		{"m: 5kk in", "", llm.Quota{}, `"5kk", must be`},
+		{"m: k in", "", llm.Quota{}, `"k", must be`},
+		{"m: 1e3 in", "", llm.Quota{}, `"1e3", must be`},
+		{"m: 3000M in", "", llm.Quota{}, `"3000M", must be`},
+	} {
+		pattern, q, err := llm.ParseModelQuota(tt.text)
+		if tt.wrong != "" {
+			require.ErrorContains(t, err, tt.wrong, tt.text)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, tt.pattern, pattern)
+		require.Equal(t, tt.want, q)
+	}
+}

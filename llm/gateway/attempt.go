@@ -6,7 +6,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"math"
 	"net"
 	"net/http"
 	"strconv"
@@ -88,10 +87,7 @@ func (a *attempt) WriteHeader(status int) {
 	if n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64); err == nil {
 		a.length = n
 	}
-	if n, ok := c.g.config.Quota.Scarcest(c.g.dialect.provider.Left(h)); ok && n < millionths {
-		// A whole minute's quota may be more than this Gateway's, if the line has another quota since.
-		c.g.config.Line().AtMost(c.g.scaled(n, math.Floor))
-	}
+	c.g.noteLeft(h)
 	if a.captured == nil {
 		a.begin()
 	}
@@ -136,6 +132,7 @@ func (a *attempt) Write(p []byte) (n int, err error) {
 	a.written += int64(n)
 	a.isBroken = a.isBroken || err != nil
 	_, _ = a.meter.Write(p[:n]) // It never fails.
+	a.call.metered.Charge(a.call.line)
 	if err == nil && a.length < 0 {
 		// It may be a stream. Proxies know server-sent events, but not all streams of providers.
 		a.Flush()
@@ -237,11 +234,15 @@ func (a *attempt) end(r *http.Request, returned bool) {
 	}
 	if a.meter != nil {
 		isWhole := returned && !a.isBroken && (a.length < 0 || a.written == a.length)
+		if a.isBroken || r.Context().Err() == context.Canceled {
+			c.metered.Abandon()
+		}
 		a.meter.End(isWhole)
 		if u, ok := a.meter.Usage(); ok {
 			c.reported = &u
 		} else if a.status >= 200 && a.status < 300 && c.metered.RunsModel() { // Otherwise it is no call of a model.
-			c.g.faults.note(reasonOf(isWhole), a.status)
+			_, seen := c.metered.Counted()
+			c.g.faults.note(reasonOf(isWhole, seen), a.status)
 		}
 		c.metered.Learn()
 		if asked, refused := a.meter.Refused(); refused {
@@ -251,23 +252,23 @@ func (a *attempt) end(r *http.Request, returned bool) {
 				c.g.config.Line().Hold(pause)
 			}
 		}
-		if c.metered.Actual() == 0 {
-			shaper.Settle(r, 0)
+		if c.metered.IsFree() {
+			c.settleFree(r)
 			return
 		}
 	} else if a.status == 0 {
 		c.g.faults.note("no answer has come, and the estimate stands", 0)
 	}
 	c.g.config.Ledger.ended(c.team, c.taken(), time.Now())
-	shaper.Settle(r, c.g.scaled(c.metered.Actual(), math.Ceil))
+	shaper.Settle(r, c.actual()...)
 }
 
 // endRefused settles a call that the provider has refused, and that is not sent again.
 func (a *attempt) endRefused(r *http.Request) {
 	c, m := a.call, a.newMeter()
-	if cost := c.g.scaled(c.metered.Actual(), math.Ceil); a.status == http.StatusTooManyRequests || !shaper.Settle(r, cost) { // It cost nothing when it entered the line again.
+	if a.status == http.StatusTooManyRequests || !shaper.Settle(r, c.actual()...) { // It cost nothing when it entered the line again.
 		c.reported = &llm.Usage{}
-		shaper.Settle(r, 0)
+		c.settleFree(r)
 		return
 	}
 	if u, ok := m.Usage(); ok {
@@ -277,11 +278,15 @@ func (a *attempt) endRefused(r *http.Request) {
 }
 
 // reasonOf says why no usage is known.
-func reasonOf(isWhole bool) string {
+func reasonOf(isWhole, seen bool) string {
+	why, then := "an answer has broken off, or its caller has gone", "the estimate stands"
 	if isWhole {
-		return "an answer has reported no usage, and the estimate stands"
+		why = "an answer has reported no usage"
 	}
-	return "an answer has broken off, or its caller has gone, and the estimate stands"
+	if seen {
+		then = "its text counts as far as it was seen"
+	}
+	return why + ", and " + then
 }
 
 // A faultLog logs faults of responses, for each reason at most one line a minute, with the number of faults since the

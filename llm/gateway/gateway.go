@@ -36,7 +36,8 @@ type Config struct {
 	// OutputFactor is how many tokens bedrock counts for a token of output; 0: by the model.
 	OutputFactor int
 
-	// Line returns the line in which calls wait, with fair queueing ([shaper.WithFairQueue]) and the limits of [Limits].
+	// Line returns the line in which calls wait, with fair queueing ([shaper.WithFairQueue]), and the limits and meters of
+	// [Levels], or the limits of [Limits].
 	// It is called each time that the line is needed. A call settles in the line that it has left.
 	Line func() *shaper.Shaper
 
@@ -178,7 +179,7 @@ func (g *Gateway) Wrap(next http.Handler) http.Handler { return Models{{Gateway:
 func (g *Gateway) inLine(next http.Handler) func() *inLine {
 	options := []shaper.MiddlewareOption{
 		shaper.WithKey(teamOf), shaper.WithReserve(), shaper.WithErrorHandler(g.refuse), shaper.WithLogger(g.config.Refusals),
-		shaper.WithCost(func(r *http.Request) int { return callOf(r.Context()).cost() }),
+		shaper.WithCosts(func(r *http.Request) []int { return callOf(r.Context()).costs() }),
 	}
 	passOn := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { callOf(r.Context()).serve(w, r, next) })
 	var latest atomic.Pointer[inLine] // A reload may change the line.
@@ -293,7 +294,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 	r = c.request
 	defer func() { *own = *r }()
 	if err := r.Context().Err(); err == context.Canceled { // The caller has gone as the call left.
-		shaper.Settle(r, 0)
+		c.settleFree(r)
 		shaper.WriteError(w, r, err)
 		return
 	}
@@ -327,8 +328,22 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 	}
 }
 
-// cost returns what the call reserves in its line.
-func (c *call) cost() int { return c.g.scaled(c.metered.Cost(), math.Ceil) }
+// costs returns what the call reserves in its line.
+func (c *call) costs() []int { return c.inUnits(c.metered.Costs(c.line)) }
+
+// actual returns what the call settles with.
+func (c *call) actual() []int { return c.inUnits(c.metered.Actual(c.line)) }
+
+// inUnits returns the costs in the units of the line.
+func (c *call) inUnits(costs []int) []int {
+	if len(costs) == 1 {
+		costs[0] = c.g.scaled(costs[0], math.Ceil)
+	}
+	return costs
+}
+
+// settleFree settles a call that costs nothing.
+func (c *call) settleFree(r *http.Request) { shaper.Settle(r, make([]int, 1+len(c.line.Meters()))...) }
 
 // hasWaited notes how long the call has been in line, if it ends there.
 func (c *call) hasWaited() {

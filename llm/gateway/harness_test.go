@@ -24,11 +24,18 @@ import (
 type rig struct {
 	*gateway.Gateway
 	http.Handler
-	line *shaper.Shaper
-	log  *logged
+	line   *shaper.Shaper
+	meters []shaper.Meter
+	log    *logged
 
 	mu      sync.Mutex
 	records []gateway.Record
+}
+
+// A metered test has a line with a level for each limit.
+type metered struct {
+	testing.TB
+	burst time.Duration
 }
 
 // newRig returns a gateway in front of a handler. change may change its configuration and the limits of the line.
@@ -37,6 +44,10 @@ func newRig(t testing.TB, provider string, q llm.Quota, next http.Handler, chang
 	limits, err := gateway.Limits(q, 1, 30*time.Second, 1000)
 	require.NoError(t, err)
 	g := &rig{log: &logged{}}
+	if by, ok := t.(metered); ok {
+		limits, g.meters, err = gateway.Levels(provider, q, by.burst, 1000)
+		require.NoError(t, err)
+	}
 	c := gateway.Config{
 		Provider: provider, Quota: q, Line: func() *shaper.Shaper { return g.line },
 		Team: func(r *http.Request) (string, bool) { return r.Header.Get("X-Team"), true },
@@ -50,7 +61,7 @@ func newRig(t testing.TB, provider string, q llm.Quota, next http.Handler, chang
 	if change != nil {
 		change(&c, &limits)
 	}
-	g.line, err = shaper.New(limits, shaper.WithFairQueue(c.Weight))
+	g.line, err = shaper.New(limits, shaper.WithFairQueue(c.Weight), shaper.WithMeters(g.meters...))
 	require.NoError(t, err)
 	g.Gateway, err = gateway.New(c)
 	require.NoError(t, err)

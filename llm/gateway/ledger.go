@@ -60,12 +60,12 @@ type Status struct {
 	Refusals     uint64        // with which the provider has answered 429 since the start; there should be none
 	Refused      uint64        // calls that the gateway has refused
 	LongestWait  time.Duration // of the last hour
-	Forfeited    uint64        // of the Shaper, in its cost units
+	Forfeited    uint64        // of the Shaper, at all levels, in their cost units
 	Hint         string        // advice for when Forfeited grows; "" if there is none
 
 	BodyBytes, MostBodyBytes int64 // that calls hold of their bodies, and that they may hold ([Config].Bodies)
 
-	// Level, Reserved and Capacity are the bucket's, as parts of a minute's quota: with a burst of 30 s Capacity is
+	// Level, Reserved and Capacity are those of the highest level, as parts of a minute's quota: with a burst of 30 s Capacity is
 	// 0.5. Level includes Reserved, the reservations of calls that have not ended.
 	Level, Reserved, Capacity float64
 }
@@ -100,8 +100,17 @@ func (l *Ledger) Status(now time.Time, teams int) Status {
 	if of.line != nil {
 		line := of.line()
 		st := line.Stats()
-		s.Others.Waiting, s.Forfeited, s.Hint = st.Waiting, st.Forfeited, hint(st)
-		s.Level, s.Reserved, s.Capacity = st.Level/of.minute, float64(st.Reserved)/of.minute, float64(st.Limits.Burst)/of.minute
+		s.Others.Waiting = st.Waiting
+		for i, l := range levelsOf(line, of.minute) {
+			if i == 0 || l.level > s.Level {
+				s.Level, s.Reserved, s.Capacity = l.level, l.reserved, cmp.Or(l.capacity, s.Capacity)
+			}
+			if s.Capacity == 0 {
+				s.Capacity = l.capacity
+			}
+			s.Forfeited += l.forfeited
+			s.Hint = cmp.Or(s.Hint, hint(l.givenBack, l.forfeited))
+		}
 		for _, k := range line.Keys(mostTeams, watch.ByTurn) {
 			waiting[k.Key] = k.Waiting
 		}
@@ -170,11 +179,11 @@ func (l *Ledger) rankedLocked(now time.Time) (teams []TeamStatus) {
 }
 
 // hint returns advice about reservations that are given back too late. A tenth is lost with any burst below a minute.
-func hint(st shaper.Stats) string {
-	if over := st.Forfeited + st.GivenBack; over == 0 || st.Forfeited <= over/10 {
+func hint(givenBack, forfeited uint64) string {
+	if over := forfeited + givenBack; over == 0 || forfeited <= over/10 {
 		return ""
 	}
-	share := 100 * float64(st.Forfeited) / float64(st.Forfeited+st.GivenBack)
+	share := 100 * float64(forfeited) / float64(forfeited+givenBack)
 	return fmt.Sprintf("%.0f %% of the tokens that calls had reserved in excess came back too late for others: a larger burst keeps them, "+
 		"and so do smaller limits of the answer, such as max_tokens", share)
 }

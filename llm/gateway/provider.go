@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/shaper"
 )
@@ -54,28 +56,42 @@ func DefaultEstimate(provider string) string {
 	return learned
 }
 
+// IsEstimate reports whether a text is a [Config].Estimate.
+func IsEstimate(text string) bool {
+	n, _ := strconv.Atoi(text)
+	return text == "" || text == asked || text == learned || n > 0
+}
+
 // levels returns the levels of a Config whose provider is known.
 func (c *Config) levels(d dialect) (*llm.Levels, error) {
 	l := &llm.Levels{Provider: d.provider, Quota: c.Quota, Unasked: c.Unasked}
 	if c.OutputFactor > 0 {
 		l.Provider.OutputFactor = func(string) int { return c.OutputFactor }
 	}
-	switch how := c.Estimate; how {
-	case "", asked:
-	case learned:
+	if !IsEstimate(c.Estimate) {
+		return nil, fmt.Errorf("gateway: Config.Estimate is %q, must be learned, asked, or a number of tokens above 0", c.Estimate)
+	}
+	if l.Output, _ = strconv.Atoi(c.Estimate); c.Estimate == learned { // 0 for a word.
 		l.Estimates = &c.Ledger.learned
-	default:
-		n, err := strconv.Atoi(how)
-		if err != nil || n < 1 {
-			return nil, fmt.Errorf("gateway: Config.Estimate is %q, must be learned, asked, or a number of tokens above 0", how)
-		}
-		l.Output = n
 	}
 	return l, nil
 }
 
 // limitFields are the prefixes of the providers' rate-limit headers.
 var limitFields = []string{"X-Ratelimit-", "X-Ratelimitbysize-", "Ratelimitbysize-", "Anthropic-Ratelimit-", "Llm_provider-X-Ratelimit-"}
+
+// noteLeft tells the line what a response says is left.
+func (g *Gateway) noteLeft(h http.Header) {
+	line := g.config.Line()
+	if len(line.Meters()) > 0 {
+		g.levels.Left(line, h)
+		return
+	}
+	if n, ok := g.config.Quota.Scarcest(g.dialect.provider.Left(h)); ok && n < millionths {
+		// A whole minute's quota may be more than this Gateway's, if the line has another quota since.
+		line.AtMost(g.scaled(n, math.Floor))
+	}
+}
 
 // setLeft replaces the provider's rate-limit headers by the gateway's: a caller that heeds them must not slow down for the
 // usage of others. The remaining amount is [shaper.Stats].Free, the part that may leave at once: nothing while calls wait,
@@ -89,18 +105,49 @@ func (g *Gateway) setLeft(h http.Header) {
 	if g.dialect.left == nil {
 		return
 	}
-	st := g.config.Line().Stats()
-	free := min(float64(st.Free), g.minute())
-	full := max(0, time.Until(st.EmptyAt), time.Until(st.HeldUntil))
-	q := g.config.Quota
-	for _, of := range []struct {
-		kind  llm.Kind
-		limit int
-	}{{llm.Requests, q.Requests}, {llm.Tokens, q.Tokens}, {llm.Input, q.Input}, {llm.Output, q.Output}} {
-		if of.limit > 0 {
-			g.dialect.left(h, of.kind, of.limit, int(free/g.minute()*float64(of.limit)), full)
+	line, q := g.config.Line(), g.config.Quota
+	st := line.Stats()
+	held := max(0, time.Until(st.HeldUntil))
+	levels, limits := levelsOf(line, g.minute()), map[llm.Kind]int{llm.Requests: q.Requests, llm.Tokens: q.Tokens, llm.Input: q.Input, llm.Output: q.Output}
+	for i, kind := range q.Kinds() {
+		limit := limits[kind]
+		if limit == 0 {
+			continue
 		}
+		l := levels[min(i, len(levels)-1)] // One bucket has all limits. If a reload changes the line meanwhile, it may have fewer.
+		free := 0
+		if st.Free > 0 {
+			free = max(0, int(min(l.capacity-l.level, 1)*float64(limit)))
+		}
+		g.dialect.left(h, kind, limit, free, max(held, time.Duration(l.level*float64(time.Minute))))
 	}
+}
+
+// A level is a level of a line, as parts of a minute's quota.
+type level struct {
+	level, reserved, capacity float64
+	givenBack, forfeited      uint64 // in its units
+}
+
+// levelsOf returns the levels of a line: one, or one for each kind of limit. minute is the number of units in a minute's quota of
+// a line of one level. A level without a limit is always 0.
+func levelsOf(line *shaper.Shaper, minute float64) (levels []level) {
+	st, meters := line.Stats(), line.Meters()
+	of := func(n float64, r rate.Limit) float64 {
+		if r == rate.Inf {
+			return 0
+		}
+		return n / (60 * float64(r))
+	}
+	if len(meters) == 0 {
+		return []level{{st.Level / minute, float64(st.Reserved) / minute, float64(st.Limits.Burst) / minute, st.GivenBack, st.Forfeited}}
+	}
+	r := st.Limits.Rate
+	levels = append(levels, level{of(st.Level, r), of(float64(st.Reserved), r), of(float64(max(st.Limits.Burst, 1)), r), st.GivenBack, st.Forfeited})
+	for _, m := range meters {
+		levels = append(levels, level{of(m.Level, m.Rate), of(float64(m.Reserved), m.Rate), of(float64(max(m.Burst, 1)), m.Rate), m.GivenBack, m.Forfeited})
+	}
+	return levels
 }
 
 func leftOpenAI(h http.Header, kind llm.Kind, limit, remaining int, full time.Duration) {
@@ -116,7 +163,30 @@ func leftAnthropic(h http.Header, kind llm.Kind, limit, remaining int, full time
 	h.Set(field+"-Reset", time.Now().Add(full+time.Second-1).UTC().Format(time.RFC3339))
 }
 
-// Limits returns the limits of the line of a gateway whose [Config] has that Scale. The other arguments are as for
+// Levels returns the limits and the meters of the line of a gateway: a level for each limit, as the provider counts it. The other
+// arguments are as for [llm.Quota.Limits].
+func Levels(provider string, q llm.Quota, burst time.Duration, depth int) (shaper.Limits, []shaper.Meter, error) {
+	d, ok := dialects[provider]
+	if !ok {
+		return shaper.Limits{}, nil, fmt.Errorf("gateway: the provider %q is unknown, must be one of %s", provider, strings.Join(Providers(), ", "))
+	}
+	l := llm.Levels{Provider: d.provider, Quota: q}
+	return l.Limits(burst, depth)
+}
+
+// DefaultBurst returns the burst that suits a provider: a minute less the longest usual call. Bedrock counts all that a call may
+// take when it begins, so it takes more at once. Of a rolling minute, as gemini counts, what may leave at once is lost to the rate.
+func DefaultBurst(provider string) time.Duration {
+	switch provider {
+	case "bedrock":
+		return 50 * time.Second
+	case "gemini":
+		return 5 * time.Second
+	}
+	return 30 * time.Second
+}
+
+// Limits returns the limits of a line with one level for all limits, for a gateway whose [Config] has that Scale. The other arguments are as for
 // [llm.Quota.Limits].
 func Limits(q llm.Quota, scale float64, burst time.Duration, depth int) (shaper.Limits, error) {
 	l, err := q.Limits(burst, depth)
