@@ -93,7 +93,7 @@ type Controller struct {
 	stats    Stats // but for the rates
 
 	observed time.Time // when the latest answer came
-	wasHeld  bool      // the line was held then
+	used     time.Time // until when the use of the rate has been counted
 	turned   time.Time // when the latest event came that lowers the rate, also if it was at the floor already
 	drained  time.Time // until then slow answers are those of calls that the upstream has in its own queue
 
@@ -126,7 +126,7 @@ func New(s *shaper.Shaper, c Config) (*Controller, error) {
 		return nil, fmt.Errorf("adapt: %w", err)
 	}
 	now := time.Now()
-	a.observed = now
+	a.observed, a.used = now, now
 	a.curve.start(now, float64(c.Start))
 	a.queueFull, a.tooLate, a.totalWait = st.QueueFull, st.TooLate, st.TotalWait
 	return a, nil
@@ -186,11 +186,11 @@ func (a *Controller) Observe(o Outcome, latency time.Duration) {
 	a.noteUseLocked(&given, st)
 	a.latest.add(given)
 
-	gap := now.Sub(a.observed)
-	if a.wasHeld {
-		gap = 0 // A hold raises nothing.
+	a.curve.noteAnswer(now.Sub(a.observed), float64(a.inForce))
+	a.observed = now
+	if !given.mayRaise() || !a.latest.areUsed() {
+		a.used = now // The time until now does not count.
 	}
-	a.observed, a.wasHeld = now, !st.HeldUntil.IsZero()
 	if o == OK {
 		a.curve.noteRoundTrip(latency)
 	}
@@ -204,8 +204,8 @@ func (a *Controller) Observe(o Outcome, latency time.Duration) {
 		a.lowerLocked(now, failed, latency)
 	case given.slow && a.latest.mostFail() && !now.Before(a.drained):
 		a.lowerLocked(now, slow, latency)
-	case o == OK && !given.slow && given.mayRaise() && a.latest.areUsed():
-		a.raiseLocked(now, gap)
+	case o == OK && !given.slow && a.used != now:
+		a.raiseLocked(now)
 	}
 }
 
@@ -271,12 +271,17 @@ func (a *Controller) lowerLocked(now time.Time, reason string, latency time.Dura
 	}
 }
 
-// raiseLocked raises the rate after a good answer, which came that long after the one before.
-func (a *Controller) raiseLocked(now time.Time, gap time.Duration) {
+// raiseLocked raises the rate after a good answer.
+func (a *Controller) raiseLocked(now time.Time) {
+	since := a.used
+	if a.turned.After(since) {
+		since = a.turned
+	}
+	a.used = now
 	if a.inForce >= a.max {
 		return
 	}
-	to := min(rate.Limit(a.curve.rise(now, gap, float64(a.inForce))), a.max)
+	to := min(rate.Limit(a.curve.rise(now, now.Sub(since), float64(a.inForce))), a.max)
 	// Each change re-times the line, so a small one waits until there is more of it.
 	if to >= a.inForce*1.005 || to == a.max {
 		a.putLocked(now, a.inForce, to)

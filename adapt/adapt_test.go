@@ -302,8 +302,8 @@ func TestOnlyAUsedRateRises(t *testing.T) {
 }
 
 // The timeline of a rate with a long line, and an answer each 10 ms: it doubles in each second until the upstream refuses;
-// then it is back where it was refused after K = 5 s, stays there, and is e times as high after 2 K, but
-// never beyond the ceiling.
+// then it is back where it was refused after K = 5.5 s, lingers there, and would be e times as high after 2 K, but
+// is never beyond the ceiling.
 func TestTheRateComesBackAndLooksFurther(t *testing.T) {
 	inBubble(t, shaper.Limits{Rate: 1000}, adapt.Config{Start: 10, Max: 100}, func(r rig) {
 		r.fill(1_500)
@@ -326,11 +326,11 @@ func TestTheRateComesBackAndLooksFurther(t *testing.T) {
 			d    time.Duration
 			rate float64
 		}{
-			{time.Second, top * math.Pow(0.9, 0.8*0.8*0.8)},
-			{2500 * ms, top * math.Pow(0.9, 0.125)},
-			{5 * time.Second, top},
-			{7500 * ms, top * math.Exp(0.125)},
-			{9 * time.Second, top * math.Exp(0.512)},
+			{1100 * ms, top * math.Pow(0.9, 0.8*0.8*0.8)},
+			{2750 * ms, top * math.Pow(0.9, 0.125)},
+			{5500 * ms, top},
+			{8250 * ms, top * math.Exp(0.125)},
+			{9900 * ms, top * math.Exp(0.512)},
 			{20 * time.Second, 100},
 		} {
 			good(at.d - used)

@@ -17,7 +17,8 @@ type curve struct {
 	wish     float64       // the rate that would be in force if every small rise were
 
 	roundTrip time.Duration // the mean latency of good answers of late; 0: there was none
-	cost      float64       // the mean cost of a call of late, at least 1
+	cost      float64       // the mean cost of a call of late
+	dearest   float64       // no less than cost: a dearer call counts at once, lest few calls raise the rate much
 	recent    []forced      // the rates put in force within the last step, and the one before them
 }
 
@@ -36,7 +37,7 @@ const meanWeight = 8
 
 // start begins at a rate, without a top.
 func (c *curve) start(now time.Time, rate float64) {
-	c.cost = 1
+	c.cost, c.dearest = 1, 1
 	c.forced(now, rate)
 }
 
@@ -52,14 +53,21 @@ func (c *curve) noteRoundTrip(latency time.Duration) {
 // step returns the time in which a rate at most doubles: the longest of a second, two round trips and
 // four calls.
 func (c *curve) step(rate float64) time.Duration {
-	return max(shortestStep, 2*c.roundTrip, seconds(4*c.cost/rate))
+	return max(shortestStep, 2*c.roundTrip, seconds(4*c.dearest/rate))
 }
 
-// back returns the time in which the rate is back at top after a decrease. A hundred calls bound the share of
-// refusals, and five seconds the time to come back.
-func (c *curve) back() time.Duration {
-	return max(5*time.Second, 10*c.roundTrip, seconds(100*c.cost/c.top))
+// scale returns by how much time the rate comes back to top after a decrease, or looks beyond it: 5.5 seconds, ten round
+// trips, or the time that so many calls take at top, whichever is longest. The seconds bound how long it takes, and
+// the number of calls what share of them is refused.
+func (c *curve) scale(calls float64) float64 {
+	return max(5500*time.Millisecond, 10*c.roundTrip, seconds(calls*max(c.cost, 1)/c.top)).Seconds()
 }
+
+// The numbers of calls for scale. Beyond top they are fewer, so that slow clients find a capacity that has come back.
+const (
+	callsBack   = 90
+	callsBeyond = 50
+)
 
 // seconds returns a number of seconds as a duration, at most a year.
 func seconds(n float64) time.Duration {
@@ -81,33 +89,37 @@ func (c *curve) turn(from, to float64, lost, lone bool) {
 	c.low, c.wish, c.used = to, to, 0
 }
 
-// rise returns the rate that follows a good answer, at a rate in force. The answer came that long after the one
-// before, at both of which the rate was used; a longer gap than a step is a pause in its use.
+// noteAnswer notes that an answer came so long after the one before. While a rate is used, a call of cost n takes
+// n/rate.
+func (c *curve) noteAnswer(gap time.Duration, rate float64) {
+	cost := min(gap, c.step(rate)).Seconds() * rate
+	c.cost += (cost - c.cost) / meanWeight
+	c.dearest = max(cost, c.dearest+(cost-c.dearest)/meanWeight, 1)
+}
+
+// rise returns the rate that follows a good answer, at a rate in force that has been used for a time since
+// the last one that counted. A longer time than a step was a pause.
 func (c *curve) rise(now time.Time, gap time.Duration, rate float64) float64 {
 	step := c.step(rate)
-	paused := gap > step
-	// While the rate is used, a call of cost n takes n/rate. A dearer one counts at once, lest few calls raise much.
-	cost := min(gap, step).Seconds() * rate
-	c.cost = max(cost, c.cost+(cost-c.cost)/meanWeight, 1)
-	if paused {
+	if gap > step {
 		return rate
 	}
-	step = c.step(rate)
 	if c.top == 0 {
 		c.wish *= math.Exp2(gap.Seconds() / step.Seconds())
 	} else {
 		c.used += gap
-		back := c.back()
-		x := (c.used - back).Seconds() / back.Seconds()
-		if x < 0 {
-			c.wish = c.top * math.Pow(c.low/c.top, -x*x*x)
+		used, back := c.used.Seconds(), c.scale(callsBack)
+		if used < back {
+			c.wish = c.top * math.Pow(c.low/c.top, cube((back-used)/back))
 		} else {
-			c.wish = c.top * math.Exp(x*x*x)
+			c.wish = c.top * math.Exp(cube((used-back)/c.scale(callsBeyond)))
 		}
 	}
 	c.wish = min(c.wish, 2*c.leastSince(now.Add(-step)))
 	return c.wish
 }
+
+func cube(x float64) float64 { return x * x * x }
 
 // forced notes that a rate is in force from now on.
 func (c *curve) forced(now time.Time, rate float64) {
