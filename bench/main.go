@@ -21,6 +21,7 @@ import (
 	"syscall"
 	"time"
 
+	"example.com/leakybucket/bench/adapt"
 	"example.com/leakybucket/bench/admission"
 	"example.com/leakybucket/bench/fair"
 	"example.com/leakybucket/bench/goodput"
@@ -48,7 +49,7 @@ const (
 func experiments() []run.Experiment {
 	return []run.Experiment{
 		spacing.Idle, spacing.Busy, admission.Experiment, goodput.Experiment, goodput.Hole,
-		scale.Experiment, keys.Experiment, fair.Experiment, spacing.FairBusy, llm.Experiment, shared.Experiment, proxies.Experiment,
+		adapt.Experiment, scale.Experiment, keys.Experiment, fair.Experiment, spacing.FairBusy, llm.Experiment, shared.Experiment, proxies.Experiment,
 	}
 }
 
