@@ -1,8 +1,12 @@
 package shaper_test
 
 import (
+	"cmp"
 	"context"
 	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -205,5 +209,246 @@ func TestMeter(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A levelledRun is what became of requests that came at random instants, with random costs at three levels.
+type levelledRun struct {
+	limits   shaper.Limits
+	meters   []shaper.Meter
+	costs    [][]int
+	comes    []time.Duration
+	left     []time.Duration // -1: it was refused
+	returned [3][]change     // what came back at each level
+	settled  bool            // settle gives back what is too much
+}
+
+// A change is what is given back at an instant.
+type change struct {
+	at    time.Duration
+	units float64
+}
+
+// randomRun composes a run whose levels have the same burst in time.
+func randomRun(seed uint64) *levelledRun {
+	chance := rand.New(rand.NewPCG(seed, 41))
+	rates := [3]rate.Limit{2, 5, 20}
+	run := &levelledRun{limits: shaper.Limits{Rate: rates[0], Burst: 4, Depth: 999}, meters: []shaper.Meter{
+		{Name: "input", Rate: rates[1], Burst: 10}, {Name: "output", Rate: rates[2], Burst: 40, Returns: seed%2 == 0},
+	}}
+	at := time.Duration(0)
+	for range 40 {
+		costs := []int{chance.IntN(3), chance.IntN(9), chance.IntN(35)}
+		if costs[0]+costs[1]+costs[2] == 0 {
+			costs[0] = 1
+		}
+		run.costs, run.comes = append(run.costs, costs), append(run.comes, at)
+		if chance.IntN(3) == 0 {
+			at += time.Duration(chance.IntN(4000)) * ms
+		}
+	}
+	return run
+}
+
+// play lets the requests come. Each has a deadline, or none if that is nil.
+func (run *levelledRun) play(t *testing.T, deadlines []time.Duration, opts ...shaper.Option) {
+	t.Helper()
+	run.left = make([]time.Duration, len(run.costs))
+	playMetered(t, run.limits.String(), run.meters, func(g *levelled) {
+		var calls sync.WaitGroup
+		var mu sync.Mutex
+		for i, costs := range run.costs {
+			g.at(run.comes[i])
+			ctx, cancel := context.Background(), func() {}
+			if deadlines != nil {
+				ctx, cancel = context.WithDeadline(ctx, g.start.Add(deadlines[i]))
+			}
+			calls.Go(func() {
+				defer cancel()
+				settle, err := g.For(string(rune('a'+i%3))).ReserveEach(ctx, costs...)
+				mu.Lock()
+				if run.left[i] = time.Since(g.start); err != nil {
+					run.left[i] = -1
+				}
+				mu.Unlock()
+				if !run.settled || err != nil {
+					return
+				}
+				time.Sleep(time.Duration(1+i%7) * 500 * ms)
+				for k := range costs {
+					run.returned[k] = append(run.returned[k], change{time.Since(g.start), float64(costs[k] - costs[k]/(1+i%3))})
+				}
+				settle(costs[0]/(1+i%3), costs[1]/(1+i%3), costs[2]/(1+i%3))
+			})
+			synctest.Wait()
+		}
+		calls.Wait()
+	}, opts...)
+}
+
+// alone returns when requests leave a bucket of one level. Costs of 0 wait for nothing.
+func (run *levelledRun) alone(t *testing.T, l shaper.Limits, cost func(costs []int) int) (left []time.Duration) {
+	t.Helper()
+	left = make([]time.Duration, len(run.costs))
+	play(t, l.String(), func(g *stage) {
+		var calls sync.WaitGroup
+		for i, costs := range run.costs {
+			g.at(run.comes[i])
+			calls.Go(func() {
+				require.NoError(t, g.WaitN(context.Background(), cost(costs)))
+				left[i] = time.Since(g.start)
+			})
+			synctest.Wait()
+		}
+		calls.Wait()
+	})
+	return left
+}
+
+// limitsOf returns the rate and the burst of a level.
+func (run *levelledRun) limitsOf(level int) shaper.Limits {
+	l := run.limits
+	if level > 0 {
+		l.Rate, l.Burst = run.meters[level-1].Rate, run.meters[level-1].Burst
+	}
+	return l
+}
+
+// While requests wait, one level at least is too high for the head. So all levels together take no longer than one after the
+// other; and no request leaves later than from one bucket of which it takes its largest share.
+func TestSeveralLevelsTakeAtMostSoManyTimesTheScarcest(t *testing.T) {
+	for seed := range uint64(rounds(10, 300, 3000)) {
+		run := randomRun(seed)
+		clear(run.comes)
+		run.play(t, nil)
+		scarcest := time.Duration(0)
+		for level := range 3 {
+			alone := run.alone(t, run.limitsOf(level), func(costs []int) int { return costs[level] })
+			scarcest = max(scarcest, slices.Max(alone))
+		}
+		require.LessOrEqualf(t, slices.Max(run.left), 3*scarcest+3, "seed %d", seed)
+		require.GreaterOrEqualf(t, slices.Max(run.left), scarcest, "seed %d", seed)
+
+		// A unit of the one bucket takes 50 ms; each level has a burst of 2 s.
+		run = randomRun(seed)
+		run.play(t, nil)
+		one := run.alone(t, shaper.Limits{Rate: 20, Burst: 40, Depth: 999}, func(costs []int) int { return max(10*costs[0], 4*costs[1], costs[2]) })
+		for i := range one {
+			require.LessOrEqualf(t, run.left[i], one[i]+time.Duration(i+1), "seed %d: request %d", seed, i)
+		}
+	}
+}
+
+// Of no level leaves more in any window than guarantee 1 allows: counted by settled costs, or with Returns by estimates and
+// what came back in the window.
+func TestNoWindowOfALevelHoldsMoreThanItsBurst(t *testing.T) {
+	for seed := range uint64(rounds(10, 300, 3000)) {
+		run := randomRun(seed)
+		run.settled = true
+		run.play(t, nil)
+		order := make([]int, len(run.left))
+		for i := range order {
+			order[i] = i
+		}
+		slices.SortFunc(order, func(i, j int) int { return cmp.Compare(run.left[i], run.left[j]) })
+		for level := range 3 {
+			l, returns := run.limitsOf(level), level > 0 && run.meters[level-1].Returns
+			for from := range order {
+				cost := 0
+				for _, i := range order[from:] {
+					if n := run.costs[i][level]; returns {
+						cost += n
+					} else {
+						cost += n / (1 + i%3)
+					}
+					begins, ends := run.left[order[from]], run.left[i]
+					most := float64(l.Burst) + float64(l.Rate)*(ends-begins+1).Seconds()
+					for _, back := range run.returned[level] {
+						if returns && begins <= back.at && back.at <= ends {
+							most += back.units
+						}
+					}
+					require.LessOrEqualf(t, float64(cost), most, "seed %d, level %d: from %v to %v", seed, level, begins, ends)
+				}
+			}
+		}
+	}
+}
+
+// A deadline just after the departure refuses nobody, as a request is never predicted to leave later than it does.
+func TestNoneIsRefusedThatLeavesInTime(t *testing.T) {
+	for seed := range uint64(rounds(10, 300, 3000)) {
+		for _, opts := range [][]shaper.Option{nil, {shaper.WithFairQueue(nil)}} {
+			run := randomRun(seed)
+			run.play(t, nil, opts...)
+			left := run.left
+			deadlines := make([]time.Duration, len(left))
+			for i := range left {
+				deadlines[i] = left[i] + 2 // It finds a line, so it is predicted to wait for a nanosecond at least.
+			}
+			run.play(t, deadlines, opts...)
+			require.Equalf(t, left, run.left, "seed %d", seed)
+		}
+	}
+}
+
+// Whatever calls meet, each has one outcome, and nothing stays reserved.
+func TestMetersInAStorm(t *testing.T) {
+	for _, opts := range [][]shaper.Option{nil, {shaper.WithFairQueue(nil)}, {shaper.WithLineTimeout(300 * ms)}} {
+		meters := []shaper.Meter{{Name: "input", Rate: 5000, Burst: 500}, {Name: "output", Rate: 900, Burst: 200, Returns: true}}
+		playMetered(t, "400/s burst 20 depth 40 inflight 9", meters, func(g *levelled) {
+			var calls, others sync.WaitGroup
+			done := make(chan struct{})
+			for k := range 2 {
+				others.Go(func() {
+					for i := 0; ; i++ {
+						select {
+						case <-done:
+							return
+						case <-time.After(time.Duration(7+k) * ms):
+						}
+						meters := slices.Clone(meters)
+						meters[0].Rate = rate.Limit(4000 + 100*(i%20))
+						require.NoError(t, g.SetMeters(meters...))
+						g.AtMostEach(15, math.MaxInt, 120)
+						if g.Hold(time.Duration(i%3) * ms); i%5 == 0 {
+							data, err := g.Snapshot()
+							require.NoError(t, err)
+							require.NoError(t, g.Restore(data))
+						}
+						_ = g.Meters()
+					}
+				})
+			}
+			const callers, each = 16, 60
+			for k := range callers {
+				calls.Go(func() {
+					chance := rand.New(rand.NewPCG(uint64(k), 41))
+					for range each {
+						ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+chance.IntN(400))*ms)
+						costs := []int{1, chance.IntN(60), chance.IntN(20)}
+						settle, err := g.For(string(rune('a'+k%4))).ReserveEach(ctx, costs...)
+						if err == nil {
+							time.Sleep(time.Duration(chance.IntN(30)) * ms)
+						}
+						settle(1, chance.IntN(80), chance.IntN(20)-1)
+						cancel()
+					}
+				})
+			}
+			calls.Wait()
+			close(done)
+			others.Wait()
+			st := g.Stats()
+			require.Equal(t, callers*each, int(st.Departed+st.Refused+st.Abandoned)+st.Waiting)
+			require.Zero(t, st.Waiting+st.InFlight+st.Reserved)
+			require.Greater(t, st.Departed, uint64(callers))
+			for _, m := range g.Meters() {
+				require.Zero(t, m.Reserved)
+				require.Zero(t, m.Missed)
+			}
+			time.Sleep(time.Minute)
+			require.Equal(t, []float64{0, 0, 0}, g.levels())
+		}, opts...)
 	}
 }
