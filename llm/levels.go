@@ -296,7 +296,7 @@ func (c *Call) Actual(s *shaper.Shaper) []int {
 
 // Learn lets the Estimates learn from the call, if it has come to its end.
 func (c *Call) Learn() {
-	if c.levels.Estimates == nil || c.meter == nil || !c.runsModel || c.meter.ranNothing() {
+	if c.levels.Estimates == nil || c.meter == nil || !c.runsModel || c.meter.ranNothing() || c.meter.complaint != nil {
 		return
 	}
 	text, _, _ := c.meter.Seen()

@@ -315,8 +315,14 @@ func (b *metered) Close() error {
 func (b *metered) endLocked(ok bool) {
 	b.ended = true
 	b.meter.End(ok)
-	if b.call != nil {
-		b.call.Learn()
+	if b.call == nil {
+		return
+	}
+	b.call.Learn()
+	if asked, refused := b.meter.Refused(); refused {
+		if hold := Bearable(b.line, asked); hold > 0 {
+			b.line.Hold(min(hold, max(usualMaxHold, b.line.Limits().MaxWait)))
+		}
 	}
 }
 

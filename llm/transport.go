@@ -18,9 +18,11 @@ import (
 // end, the estimate stands. At most 1 MiB of a JSON body, or of one event of a stream, is parsed, and at most 16 MiB of a
 // body that is compressed by gzip; the bytes pass unchanged, however long they are.
 //
-// A call that is refused with 429 costs nothing, and a response with 401, 403 or 404 costs a request's share, as no
-// model has run. After a 429 all calls wait for as long as it says, or a second if it does not; a 529 or 503 without a time
-// holds nothing. The remaining amounts in a response go to [shaper.Shaper.AtMost].
+// A call that is refused with 429 costs nothing. If no model has run, by the status of a response, what was reserved for the
+// answer comes back. After a 429 all calls wait for as long as it says, or a second if it does not; one that no wait
+// cures, or none as long as a call may wait ([shaper.Limits].MaxWait), holds nothing, and neither does a 529 or 503 without a
+// time. An event of a stream that is a refusal holds the line, too, if it names a time. The remaining amounts in a response go
+// to [shaper.Shaper.AtMost].
 //
 // The limits of s must be from [Quota.Limits]. The fields of the Transport may be changed before
 // it is used: Base, Retry, and Limiter, for example to a tenant's. The retries of a client library are
@@ -36,8 +38,29 @@ func (l *Levels) Transport(s *shaper.Shaper) *shaper.Transport {
 	return &shaper.Transport{
 		Limiter: s,
 		Each:    func(r *http.Request) ([]int, func(*http.Response) func() []int, error) { return l.each(s, r) },
-		HoldFor: l.Provider.HoldFor,
+		HoldFor: l.holdFor(s),
+		MaxHold: max(usualMaxHold, s.Limits().MaxWait),
 	}
+}
+
+// usualMaxHold is the MaxHold of a [shaper.Transport] that has none of its own.
+const usualMaxHold = time.Minute
+
+// holdFor returns the HoldFor of a Transport.
+func (l *Levels) holdFor(s *shaper.Shaper) func(*http.Response) time.Duration {
+	if l.Provider.HoldFor == nil {
+		return nil
+	}
+	return func(r *http.Response) time.Duration { return Bearable(s, l.Provider.HoldFor(r)) }
+}
+
+// Bearable returns for how long a refusal is to hold a line that asks for so long: not at all if a call may not wait so long
+// ([shaper.Limits].MaxWait), as no wait cures it then.
+func Bearable(s *shaper.Shaper, asked time.Duration) time.Duration {
+	if wait := s.Limits().MaxWait; wait > 0 && asked > wait {
+		return 0
+	}
+	return asked
 }
 
 // each begins a call.

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -364,3 +365,76 @@ func TestARequestThatCannotBeEstimated(t *testing.T) {
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// What a call costs for which no model ran, of each provider: what was reserved for the answer comes back, and the input where the
+// provider does not count it. (sourcegraph#51879, sample-agentic-ai-acceleration-kr#83, google-gemini/gemini-cli#15184)
+func TestACallForWhichNoModelRanGivesItsAnswerBack(t *testing.T) {
+	for _, d := range dialects {
+		for _, status := range []int{400, 402, 405, 413, 415, 422, 500, 503, 529} {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPaced(t, d, llm.Quota{Requests: 1000, Tokens: 100_000}, 30*time.Second, func(llmtest.Call) llmtest.Answer { return llmtest.Answer{Status: status} })
+				require.Equal(t, status, p.call(t, llmtest.Call{Input: 200, Most: 8000}))
+				want := 1000
+				if counts := d.Dialect == llmtest.Anthropic || d.Dialect == llmtest.Gemini; counts && (status == 400 || status == 422 || status >= 500) {
+					want = 2000
+				}
+				require.Equal(t, want, p.level(), "%s, %d", d.Dialect, status)
+			})
+		}
+	}
+}
+
+// A refusal in a stream holds the line, if it has a time that a call may wait, and costs nothing.
+func TestARefusalInAStreamHoldsTheLine(t *testing.T) {
+	for said, hold := range map[string]time.Duration{"14.036s": 14_036 * time.Millisecond, "1h0m0s": 0} {
+		synctest.Test(t, func(t *testing.T) {
+			q := llm.Quota{Requests: 1000, Tokens: 100_000}
+			limits, err := q.Limits(30*time.Second, 1000)
+			require.NoError(t, err)
+			limits.MaxWait = 30 * time.Second
+			s, err := shaper.New(limits)
+			require.NoError(t, err)
+			transport := llm.Transport(s, q, llm.OpenAI)
+			transport.Base = roundTrip(func(r *http.Request) (*http.Response, error) {
+				body := `data: {"type":"response.failed","response":{"error":{"code":"rate_limit_exceeded","message":"Please try again in ` + said + `."}}}` + "\n\n"
+				return &http.Response{StatusCode: 200, Header: fields("Content-Type", sse), Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+			})
+			response, err := transport.RoundTrip(llmtest.NewRequest(t.Context(), llmtest.OpenAI, llmtest.Call{Input: 200, Most: 8000, Stream: true}))
+			require.NoError(t, err)
+			_, err = io.Copy(io.Discard, response.Body)
+			require.NoError(t, err)
+			require.NoError(t, response.Body.Close())
+			st := s.Stats()
+			require.Zero(t, st.Level)
+			held := time.Duration(0)
+			if !st.HeldUntil.IsZero() {
+				held = time.Until(st.HeldUntil)
+			}
+			require.Equal(t, hold, held)
+		})
+	}
+}
+
+// A refusal that asks for longer than a call may wait holds nobody.
+func TestARefusalForLongerThanACallMayWaitHoldsNobody(t *testing.T) {
+	for after, hold := range map[string]time.Duration{"90": 90 * time.Second, "101": 0} {
+		synctest.Test(t, func(t *testing.T) {
+			q := llm.Quota{Requests: 1000}
+			limits, err := q.Limits(30*time.Second, 1000)
+			require.NoError(t, err)
+			limits.MaxWait = 100 * time.Second
+			s, err := shaper.New(limits)
+			require.NoError(t, err)
+			transport := llm.Transport(s, q, llm.OpenAI)
+			transport.Base = answering{&http.Response{StatusCode: 429, Header: fields("Retry-After", after), Body: http.NoBody}}
+			response, err := transport.RoundTrip(llmtest.NewRequest(t.Context(), llmtest.OpenAI, llmtest.Call{}))
+			require.NoError(t, err)
+			require.Equal(t, 429, response.StatusCode)
+			held := time.Duration(0)
+			if until := s.Stats().HeldUntil; !until.IsZero() {
+				held = time.Until(until)
+			}
+			require.Equal(t, hold, held)
+		})
+	}
+}

@@ -203,13 +203,11 @@ func (a *attempt) readRefusal() {
 	a.pause = c.g.bearable(a.pause)
 }
 
-// bearable returns for how long a refusal holds the line: not at all if it asks for longer than a call may wait, as no wait cures it then.
+// bearable returns for how long a refusal holds the line.
 func (g *Gateway) bearable(asked time.Duration) time.Duration {
-	switch wait := g.config.Line().Limits().MaxWait; {
-	case wait == 0:
-		return min(asked, longestPause)
-	case asked > wait:
-		return 0
+	line := g.config.Line()
+	if asked = llm.Bearable(line, asked); line.Limits().MaxWait == 0 {
+		asked = min(asked, longestPause)
 	}
 	return asked
 }
