@@ -13,20 +13,16 @@ type blockOption time.Duration
 func (o blockOption) apply(to *options) { to.block = time.Duration(o) }
 
 // WithBlock makes a bucket that has refused a request with [ErrQueueFull] refuse all newcomers for a time d, up to
-// 365 days. It is for callers that should stay away once they have gone too far, as after too many login attempts.
-// The refusals are ErrQueueFull and [ErrBlocked], and [RejectError.RetryAfter] is the rest of d, or the usual one if
-// that is longer. A refusal during the block does not extend it, and no other reason begins one. ([Shaper.AllowN]
-// gives ErrQueueFull whatever the [Limits.Depth] is.)
+// 365 days; the default is 0. It is for callers that should stay away once they have gone too far, as after too many
+// login attempts. The refusals are ErrQueueFull and [ErrBlocked], and [RejectError.RetryAfter] is the rest of d, or
+// the usual one if that is longer. A refusal during the block does not extend it, and no other reason begins one.
+// ([Shaper.AllowN] gives ErrQueueFull whatever the [Limits.Depth] is.)
 //
 // Requests that are in line when the block begins leave at their slots, and retries of a [Transport] are not
 // refused. In a dry run the [Verdict] takes the block into account. A change of the limits keeps it, except one to
-// rate.Inf.
-//
-// In a [Group] each key is blocked by itself, and the bucket of a blocked key counts against [WithMaxKeys] until the
-// block ends. Buckets that keys share are never blocked: otherwise whoever can make up keys could block all
-// newcomers.
-//
-// The default is 0: no block. A negative d, or one above 365 days, is an error of [New] and [NewGroup].
+// rate.Inf. In a [Group] each key is blocked by itself, and counts against [WithMaxKeys] until the block ends.
+// Buckets that keys share are never blocked: otherwise whoever can make up keys could block all newcomers. A d out
+// of range is an error of [New] and [NewGroup].
 func WithBlock(d time.Duration) Option { return common{blockOption(d)} }
 
 // validateBlock returns an error if [WithBlock] is invalid. constructor is [New] or [NewGroup].

@@ -14,8 +14,7 @@ type ChainLimiter struct {
 	chain chain
 }
 
-// WaitN waits for one [Limiter] after the other. It returns the error of the first one that refuses
-// the request.
+// WaitN waits for one [Limiter] after the other, until one refuses the request.
 func (l *ChainLimiter) WaitN(ctx context.Context, n int) error { return l.chain.WaitN(ctx, n) }
 
 // Acquire is WaitN for a request whose end matters. The release ends it for the caps of all
@@ -51,17 +50,14 @@ func (l *ChainLimiter) Hold(d time.Duration) { l.chain.hold(context.Background()
 func (l *ChainLimiter) mayDryRun() bool { return l.chain.mayDryRun() }
 
 // Chain returns a [Limiter] that asks several Limiters, one after the other: for example the tenant's bucket, then
-// the site's. A request that all of them admit costs each of them; [Priced] gives one another cost. The error comes
-// from the Limiter that refused. If a later one refuses a request, or the context ends there, the earlier ones do
-// not get its cost back, so put the one first that refuses most. While a request waits in a later line, it counts as
-// in flight for an earlier cap.
+// the site's. A request that all of them admit costs each of them; [Priced] gives one another cost. If a later one
+// refuses a request, or the context ends there, the earlier ones do not get its cost back, so put the one first that
+// refuses most. While a request waits in a later line, it counts as in flight for an earlier cap.
 //
-// [Middleware] and [Transport] use a Chain as they use a [Shaper]; only RateLimit fields are missing, because there
-// is no one bucket whose state they could show. Forecast and Hold leave out a Limiter that lacks them, such as
-// x/time's, and Forecast dry runs.
-//
-// A Chain of no Limiters admits every request whose context has not ended. If one of the Limiters is nil, every call
-// returns an error that says which; for a nil [*Shaper] Chain itself panics.
+// [Middleware] and [Transport] use a Chain as they use a [Shaper], but without RateLimit fields, as there is no one
+// bucket. Forecast and Hold leave out a Limiter that lacks them, such as x/time's, and Forecast dry runs. A Chain of
+// no Limiters admits every request. If one of the Limiters is nil, every call returns an error that says which; for
+// a nil [*Shaper] Chain itself panics.
 func Chain(ls ...Limiter) *ChainLimiter {
 	c := chain{links: make([]inner, len(ls))}
 	for i, l := range ls {
@@ -229,11 +225,10 @@ func (c *chain) asksDoneToWait() bool {
 //	c := shaper.Chain(shaper.Priced(requests, perRequest), tokens)
 //	err := c.WaitN(ctx, 1000) // charges 1 request and 1,000 tokens
 //
-// The function is called once in each call, also for an n of 0, on the goroutine of the call and outside any lock,
-// and must be safe for concurrent use. A result of 0 lets the request pass l without a place in its line; a negative
-// one is [ErrNegativeCost], as is a negative n. For [ChainLimiter.Reserve] it is called once more with the actual
-// cost, and may say by a negative result that the price is unknown. If l or cost is nil, every call returns an error
-// that says so; for a nil [*Shaper] Priced itself panics.
+// The function is called once in each call, also for an n of 0, outside any lock, and must be safe for concurrent
+// use. A result of 0 lets the request pass l; a negative one is [ErrNegativeCost]. For [ChainLimiter.Reserve] it is
+// called again with the actual cost; if it is negative then, the price is unknown. If l or cost is nil, every call
+// returns an error that says so; for a nil [*Shaper] Priced itself panics.
 func Priced(l Limiter, cost func(n int) int) Limiter {
 	switch {
 	case l == nil:

@@ -7,9 +7,8 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// Limits returns the limits in force, as they were given. With a [shared.Bucket], [Limits.Rate]
-// and [Limits.Burst] are those with the greatest version that is known here, which another
-// process may have set ([shared.Options.RateVersion]).
+// Limits returns the limits in force, as they were given. With a [shared.Bucket] another process may have set Rate
+// and Burst ([shared.Options.RateVersion]).
 func (s *Shaper) Limits() Limits {
 	s.mustBeMade()
 	s.lockAndAdvance()

@@ -36,9 +36,9 @@ type departure struct {
 }
 
 // Departures returns the latest requests of a Shaper [WithFairQueue] that have left, without the first since ones,
-// and how many have left, which is the since of the next call. They are in the order in which their calls returned.
-// At most the latest 4,096 are kept, from a first call on, which returns none, until a minute has passed without a
-// call; what leaves in between is not counted. Without WithFairQueue there are none.
+// in the order in which their calls returned; and how many have left, which is the since of the next call. At most
+// the latest 4,096 are kept, from a first call on, which returns none, until a minute has passed without a call;
+// what leaves in between is not counted.
 func (s *Shaper) Departures(since uint64) ([]watch.Departure, uint64) {
 	s.mustBeMade()
 	if !s.ordered {

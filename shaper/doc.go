@@ -86,11 +86,10 @@
 // # Precision
 //
 // On Linux (amd64, arm64, 386, arm), at intervals up to 20 ms, a kernel timer wakes the
-// ticker. In an idle process requests then leave within tens of microseconds of their slots.
-// The timer needs a file while a request waits, and for a tenth of a second longer. Elsewhere
-// the ticker uses a Go timer, which on Linux is up to a millisecond late; [Stats] says which, and
-// why. With both the rate is kept. Above 20,000 per second, without [WithCoarseTimer], the ticker
-// hardly sleeps between slots, and takes as much of a processor as other goroutines leave.
+// ticker: in an idle process requests leave within tens of microseconds of their slots. It
+// needs a file while a request waits. Elsewhere it is a Go timer, on Linux up to a millisecond
+// late; [Stats] says which, and why. Both keep the rate. Above 20,000 per second, without
+// [WithCoarseTimer], the ticker takes as much of a processor as other goroutines leave.
 //
 // # Testing with it
 //

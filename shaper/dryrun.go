@@ -11,17 +11,14 @@ type dryRunOption struct{}
 func (dryRunOption) apply(to *options) { to.dryRun = true }
 
 // WithDryRun lets every request through at once, and records the decision upon it, so that limits can be tried on
-// live traffic before they are enforced: calls return an error only if the context has ended or the cost is
-// negative. Meanwhile a shadow of the line is kept, exactly as the line would be if each request that had to wait
-// did so to the end. It decides the [Verdict], which goes to [Event.Verdict] of the hook Departed, the only one that
-// runs; to [Stats], which describe the shadow, as Forecast does; and to a context made by [ContextWithVerdict],
-// which [Middleware] makes by itself.
+// live traffic before they are enforced. Meanwhile a shadow of the line is kept, exactly as the line would be if
+// each request that had to wait did so to the end. It decides the [Verdict], which goes to [Event.Verdict] of the
+// hook Departed, the only one that runs; to [Stats], which describe the shadow, as Forecast does; and to a context
+// made by [ContextWithVerdict], which [Middleware] makes by itself.
 //
 // [Limits.InFlight] is not part of the shadow, as it is unknown when a request would have ended, and a retry of a
-// [Transport] is a newcomer. The shadow takes 70 bytes for each request that would wait, up to [Limits.Depth], and
-// [Shaper.Shutdown] does not wait for it. A dry run of a [Group] calls the limits function, and waits for it.
-//
-// To try new limits beside those in force, put both into a [Chain], the dry run first.
+// [Transport] is a newcomer. The shadow takes 70 bytes for each request that would wait, and [Shaper.Shutdown] does
+// not wait for it. To try new limits beside those in force, put both into a [Chain], the dry run first.
 func WithDryRun() Option { return common{dryRunOption{}} }
 
 // A dryRun is the gate of a dry run. What the engine decides, as if the request could wait, it notes in the
@@ -103,10 +100,9 @@ func (v Verdict) harsher(w Verdict) bool {
 	return v.Wait > w.Wait
 }
 
-// ContextWithVerdict returns a context with room for a [Verdict]: a dry run ([WithDryRun])
-// leaves its Verdict there on a call that is made with the context, and [VerdictOf] reads
-// it afterwards. [Middleware] makes such a context for the handler behind it. A handler in
-// front of the middleware that wants to read the Verdict must make the context itself.
+// ContextWithVerdict returns a context in which a dry run ([WithDryRun]) leaves its [Verdict] on a call that is made
+// with it, for [VerdictOf]. [Middleware] makes one for the handler behind it; a handler in front of it must make the
+// context itself.
 func ContextWithVerdict(ctx context.Context) context.Context {
 	return context.WithValue(ctx, verdictKey{}, new(verdicts))
 }

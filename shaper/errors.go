@@ -26,11 +26,8 @@ var (
 
 	// ErrClosed means that Close or Shutdown has been called.
 	ErrClosed = errors.New("shaper: closed")
-
-	// ErrUnavailable means that the [shared.Bucket] with the level can't be asked, and its [shared.Options] let no request
-	// leave meanwhile.
+	// ErrUnavailable means that the [shared.Bucket] can't be asked, and its [shared.Options] let no request leave meanwhile.
 	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
-
 	// A [*RejectError] is ErrNoLine beside ErrQueueFull if no request may wait: Depth is 0, or the call was AllowN. It is
 	// ErrBlocked if the bucket refuses all newcomers for a time. Neither is a [RejectError.Reason].
 	ErrNoLine  = errors.New("shaper: no request may wait")
@@ -38,7 +35,6 @@ var (
 
 	// ErrBody means that the body of a request could not be read although its client is there. [Middleware] answers with 408.
 	ErrBody = serverconn.ErrBody
-
 	// ErrNegativeCost is returned bare: a negative cost is a mistake of the caller, which no counter counts.
 	ErrNegativeCost = errors.New("shaper: cost is negative")
 )

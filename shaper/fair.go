@@ -41,18 +41,13 @@ import (
 //     last: the newcomer, or the last of the line that is longest by cost/weight, with [ErrQueueFull] after it
 //     has waited. So nobody can fill all places against the others, and a key alone may use all.
 //   - Prediction. [Shaper.Forecast], deadlines and [Limits.MaxWait] assume that nobody else comes. Newcomers of
-//     other keys may leave before a request in line, within the bound above. [RejectError.RetryAfter] of a
-//     refusal for places is the time to the next departure.
-//   - Memory. A key takes some 200 bytes while it has a request in line, and gains nothing by being forgotten.
-//     Made-up keys get a turn each but starve nobody: with equal costs and weights a request with none of its key
-//     ahead waits for no more requests than it would without the option.
+//     other keys may leave before a request in line, within the bound above.
+//   - Memory. A key takes some 200 bytes while it has a request in line. Made-up keys get a turn each but starve
+//     nobody.
 //
 // A request that finds no line leaves at once, whatever its key has had. With [Shaper.Reserve] a key pays for its
-// turns by estimates, and the bucket by settled costs. With a [shared.Bucket] the keys of each process take turns. A
-// forecast or refusal compares the request with those that would leave before it: ten nanoseconds for each with a
-// thousand keys in line.
-//
-// [New] and [NewGroup] return an error if WithFairQueue is given together with [WithDryRun] or [WithBlock].
+// turns by estimates. With a [shared.Bucket] the keys of each process take turns. [New] and [NewGroup] return an
+// error for [WithDryRun] or [WithBlock] beside it.
 func WithFairQueue(weight func(key string) int) Option { return common{fairOption{weight}} }
 
 type fairOption struct{ weight func(key string) int }
@@ -307,9 +302,9 @@ func (s *Shaper) fairQueue() *fairQueue {
 	return q
 }
 
-// For returns s as the requests of a key see it: its methods are those of s for requests of the key; Hold, AtMost
-// and Stats are those of s. Methods of s itself are for the key "". Without [WithFairQueue] the key makes no
-// difference. For takes no memory in s.
+// For returns s as the requests of a key see it: its methods are those of s for requests of the key, but Hold,
+// AtMost and Stats those of s. Methods of s itself are for the key "". Without [WithFairQueue] the key makes no
+// difference.
 func (s *Shaper) For(key string) *KeyLimiter {
 	s.mustBeMade()
 	return &KeyLimiter{s.of(key)}
@@ -334,7 +329,7 @@ func (s *Shaper) limiterByKey(key KeyFunc, r *http.Request) (inner, error) {
 	return s.of(k), nil
 }
 
-// Keys returns keys that have requests in line, at most max, in an order which says how long the lock is held for it.
+// Keys returns at most max keys that have requests in line, in an order which says how long the lock is held for it.
 // Without [WithFairQueue] it returns nil, and with it never.
 func (s *Shaper) Keys(max int, by watch.KeyOrder) []watch.KeyLine {
 	s.mustBeMade()

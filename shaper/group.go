@@ -17,34 +17,28 @@ import (
 // of a [Shaper] holds for each of its buckets, and no key delays another.
 //
 // Make one with [NewGroup]; the zero Group is not usable, and its methods panic. The first call with a key makes the
-// key's bucket, from the [Limits] that the function given to NewGroup returns for it. The bucket is deleted within a
-// second of being drained: its level is 0, no request waits or is in flight, and it is not held. A new one would be
-// just the same, so nothing is lost, and a key that is not used takes no memory. One goroutine serves the lines of
-// all keys, while a request waits.
-//
-// # When there are too many keys
+// key's bucket. It is deleted within a second of being drained: its level is 0, no request waits or is in flight,
+// and it is not held. A new one would be just the same, so nothing is lost. One goroutine serves the lines of all
+// keys, while a request waits.
 //
 // At most [WithMaxKeys] keys have a bucket of their own at once. None is deleted to make room, because a client that
 // can make up keys could then get a fresh [Limits.Burst] each time. Instead, keys that come when the table is full
-// share up to 1,024 buckets, each for one value of Limits, by a hash that is seeded anew in each process. Such a key
-// may be refused because of others, but keys with a bucket of their own do not notice. When the table has room
-// again, the next call makes a bucket of its own, which goes on from where the shared one is; with a cap only once
-// no request waits or is in flight there. If no bucket is left to share, a call is refused as if its line was full.
-// A key that does not equal itself, such as NaN, always shares. [GroupStats.Overflowed] counts these calls.
+// share up to 1,024 buckets, each for one value of Limits, by a hash. Such a key may be refused because of others,
+// but keys with a bucket of their own do not notice. When the table has room again, the next call makes a bucket of
+// its own, which goes on from where the shared one is; with a cap only once no request waits or is in flight there.
+// If no bucket is left to share, a call is refused as if its line was full. A key that does not equal itself, such
+// as NaN, always shares. [GroupStats.Overflowed] counts these calls.
 //
-// # Limits of a key
-//
-// The function that returns them is called for each new bucket, on the goroutine of the call, and at each call of a
-// key that shares one. A client that calls more slowly than its rate finds its bucket deleted, so cache a slow
-// look-up. A key at [rate.Inf] without a cap has no bucket: the Group remembers its Limits for half a second.
-//
-// The function runs outside any lock: if it is slow, only calls with the same key wait for it, even beyond their
-// contexts. It must be safe for concurrent use, and must not call the Group with the key that it was called for. If
-// it returns an error or invalid Limits, the call returns that error and takes nothing, and the next call asks
-// again.
+// The limits function is called for each new bucket, on the goroutine of the call, and at each call of a key that
+// shares one. A client that calls more slowly than its rate finds its bucket deleted, so cache a slow look-up. A key
+// at [rate.Inf] without a cap has no bucket: the Group remembers its Limits for half a second. The function runs
+// outside any lock: if it is slow, only calls with the same key wait for it, even beyond their contexts. It must be
+// safe for concurrent use, and must not call the Group with the key that it was called for. If it returns an error
+// or invalid Limits, the call returns that error and takes nothing.
 type Group[K comparable] struct {
-	// Every call reads these fields. None of them changes once the Group is in use.
 	placement[K]
+
+	// Every call reads these fields, and the ones of placement. None of them changes once the Group is in use.
 	limits    func(K) (Limits, error)
 	bucketKey func(K) string // of WithBuckets; nil without
 	maxKeys   int64
@@ -67,8 +61,7 @@ type Group[K comparable] struct {
 	limited    keyed.Limited[K]
 }
 
-// NewGroup makes a [Group] whose keys have the [Limits] that the function returns for
-// them.
+// NewGroup makes a [Group] whose keys have the [Limits] that a function returns.
 func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption) (*Group[K], error) {
 	if limits == nil {
 		return nil, errors.New("shaper: NewGroup: limits is nil, must be a function")

@@ -46,8 +46,7 @@ func (g *Group[K]) LimitsOf(key K) (Limits, error) {
 	return s.callLimits(key)
 }
 
-// Override returns the [Limits] that [Group.SetLimits] gave a key; ok reports whether there are
-// such.
+// Override returns the [Limits] that [Group.SetLimits] gave a key, if it did.
 func (g *Group[K]) Override(key K) (l Limits, ok bool) {
 	g.mustBeMade()
 	return g.shardOf(key).overrideOf(key)
@@ -170,11 +169,10 @@ func (s *keyShard[K]) overrideOf(key K) (l Limits, ok bool) {
 }
 
 // Reload calls the limits function again for every key that has a bucket of its own, one after the other, and puts
-// the [Limits] that it returns in force, as [Shaper.SetLimits] does. A key keeps its Limits if the function returns
-// an error or invalid ones, or would change [Limits.InFlight] from or to 0 while the bucket is in use;
-// [GroupStats.LimitErrors] counts these keys. All others get theirs at their next call. If the Limits of a key that
-// shares a bucket change, it goes to another, and its requests in the old one do not count there. Reload returns
-// when it has done all keys. The limits function must not call it.
+// the [Limits] that it returns in force, as [Shaper.SetLimits] does; all others get theirs at their next call. A key
+// keeps its Limits if the function returns an error or invalid ones, or would change [Limits.InFlight] from or to 0
+// while the bucket is in use, which [GroupStats.LimitErrors] counts. Reload returns when it has done all keys. The
+// limits function must not call it.
 func (g *Group[K]) Reload() {
 	g.mustBeMade()
 	g.reloading <- struct{}{}

@@ -147,7 +147,7 @@ func (s *keyShard[K]) closeLocked() {
 	}
 }
 
-// Closed reports whether the Group admits no more requests, as from Shutdown or Close on.
+// Closed reports whether Shutdown or Close has been called.
 func (g *Group[K]) Closed() bool {
 	g.mustBeMade()
 	s := g.shards[0]

@@ -20,7 +20,7 @@ func (s *Shaper) Histograms() watch.Histograms {
 	return m.histograms(departed, wait)
 }
 
-// Histograms is [Shaper.Histograms] for all keys together, since the Group was made.
+// Histograms is [Shaper.Histograms] for all keys together.
 func (g *Group[K]) Histograms() watch.Histograms {
 	g.mustBeMade()
 	var m measures

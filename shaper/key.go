@@ -18,8 +18,8 @@ import (
 // concurrent use, and nothing that a client sends makes them fail. What a request lacks gives the empty key, which
 // is a key like any other.
 //
-// A key is worth what its source is worth. A client that may write a part of it freely gets a fresh bucket for each
-// new value, and one that can write the value of another client spends from that client's bucket.
+// A client that may write a part of its key freely gets a fresh bucket for each new value, and one that can write
+// the value of another client spends from that client's bucket.
 type KeyFunc func(*http.Request) (string, error)
 
 // By returns a [KeyFunc] that joins the keys of several by [Join]; the first error is its error. Put the part that
@@ -50,13 +50,13 @@ func By(keys ...KeyFunc) KeyFunc {
 }
 
 // ByHeader returns a [KeyFunc] whose key is the value of a header field, such as an API key; for "Host" it is the
-// host that the request is for. A missing or empty field gives the empty key, and so does a field that comes in
-// several lines, of which the handler might use another. A longer value than 256 bytes is cut as by [Join]. If name
-// is no field name, every call returns an error.
+// host that the request is for. A missing or empty field gives the empty key, and so does one in several lines, of
+// which the handler might use another. A value longer than 256 bytes is cut as by [Join]. If name is no field name,
+// every call returns an error.
 //
-// The client writes its header, so use this where a proxy or an outer handler has checked or set the value. Keys are
-// shown in statistics: replace a secret value by the name of its owner first. A browser's preflights (CORS) have no
-// such field: let them pass by their cost ([WithCost]).
+// The client writes its header, so use this where a proxy or an outer handler has checked the value. Keys are shown
+// in statistics: replace a secret by the name of its owner. A browser's preflights (CORS) have no such field: let
+// them pass by their cost ([WithCost]).
 func ByHeader(name string) KeyFunc {
 	if !isFieldName(name) {
 		err := fmt.Errorf("shaper: ByHeader: name is %q, must be that of a header field", name)
@@ -93,10 +93,9 @@ func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 //	Join("login", "x/../premium") login/x%2F..%2Fpremium
 //	Join("login", "", "-")        login/-/%2D
 //
-// Different parts make different keys: nothing that a client sends can add a level or pick another rule. A part
-// longer than 256 bytes is replaced by its first 192, "~", and the SHA-256 of the whole part in hexadecimal. Without
-// parts the key is empty. Look up a rule by a Join too: Join("POST /login") stands before the first "/" of the keys
-// of that route.
+// Different parts make different keys. A part longer than 256 bytes is replaced by its first 192, "~", and the
+// SHA-256 of the whole part in hexadecimal. Without parts the key is empty. Look up a rule by a Join too: Join("POST
+// /login") stands before the first "/" of its keys.
 func Join(parts ...string) string {
 	var key strings.Builder
 	for i, part := range parts {
@@ -131,9 +130,9 @@ func bounded(part string) string {
 	return part[:keptPart] + "~" + hex.EncodeToString(sum[:])
 }
 
-// ByHost returns a [KeyFunc] whose key is the host that a request is for, with its port, for a [Group.Transport]: the Host
-// of its URL, or Request.Host if that is empty. The key is in lower case, and has neither the default port of the
-// request's scheme nor a final dot: api.example.com, api.example.com:8443, [2001:db8::1].
+// ByHost returns a [KeyFunc] whose key is the host that a request is for, for a [Group.Transport]: the Host of its
+// URL, or Request.Host if that is empty, in lower case, without the default port of the request's scheme and a final
+// dot: example.com, [2001:db8::1]:8443.
 func ByHost() KeyFunc {
 	return func(r *http.Request) (string, error) {
 		host, scheme := r.Host, "http"
@@ -162,12 +161,12 @@ func ByHost() KeyFunc {
 var defaultPorts = map[string]string{"http": ":80", "https": ":443"}
 
 // ByRoute returns a [KeyFunc] whose key is the pattern that mux matches for a request, as it was registered, such as
-// "POST /login" or "/orders/{id}". A request that mux redirects has the key of the route to which the redirect
-// leads. One without a route, which mux answers itself with 404 or 405, has the empty key: limit that as well.
+// "POST /login". A request that mux redirects has the key of the route to which that leads. One without a route has
+// the empty key: limit that as well.
 //
 // The mux must see the request as this function does: put the limit behind a handler that changes the method, the
-// host or the path, as [http.StripPrefix] does, or a client may get a route under the limit of another. Routes can
-// be added to mux later. If mux is nil, every call returns an error.
+// host or the path, as [http.StripPrefix] does. Routes can be added to mux later. If mux is nil, every call returns
+// an error.
 func ByRoute(mux *http.ServeMux) KeyFunc {
 	return func(r *http.Request) (string, error) {
 		if mux == nil {
@@ -207,23 +206,21 @@ func ByClientIP(trusted ...netip.Prefix) KeyFunc {
 	return ClientIP{Trusted: slices.Clone(trusted)}.Key
 }
 
-// A ClientIP finds the address from which a request comes. It is made as a literal, and its method Key is a
-// [KeyFunc]; [ByClientIP] is enough for most programs. It is safe for concurrent use, as long as its fields are not
-// changed.
+// A ClientIP finds the address from which a request comes, by its method Key. [ByClientIP] is enough for most
+// programs.
 //
 // If the peer (Request.RemoteAddr) is not trusted, it is the client. Otherwise X-Forwarded-For is read from right to
-// left, and the first address that is not trusted is the client; if all are trusted, the left-most one. What a
-// client writes into the field stands left of its own address and is never read. If an element is empty or no
-// address, or the client is not among the last 32, the client is the peer. No other field is read, because proxies
-// pass on what clients write into fields that they do not know.
+// left, and the first address that is not trusted is the client; if all are trusted, the left-most one. So what a
+// client writes into the field is never read. If an element is no address, or the client is not among the last 32,
+// it is the peer. No other field is read, because proxies pass on what clients write into fields that they do not
+// know.
 type ClientIP struct {
-	// Trusted are the addresses of your own proxies which write X-Forwarded-For or append to it; nil: there are none. A client
-	// that can connect from one of them, or through a proxy that only passes the field on, can claim any address, so trust no
-	// network that clients share. If a proxy is missing, all clients that come through it share one bucket.
+	// Trusted are the addresses of your own proxies which append to X-Forwarded-For; nil: there are none. A client that can
+	// connect from one of them can claim any address. If one is missing, all clients that come through it share one bucket.
 	Trusted []netip.Prefix
 
-	// IPv6Bits is how many bits of an IPv6 address make the key, from 1 to 128; 0 means 64. Many customers are given a whole /56
-	// or /48: use 56 or 48 if they abuse it. With 128 a client with a /64 has 2⁶⁴ buckets.
+	// IPv6Bits is how many bits of an IPv6 address make the key, from 1 to 128; 0 means 64, the prefix of one network. Many
+	// customers are given a whole /56 or /48: use 56 or 48 if they abuse it.
 	IPv6Bits int
 }
 

@@ -471,8 +471,8 @@ func (f foreign) asksDoneToWait() bool { return false }
 
 // A KeyLimiter is a [Limiter] for the requests of one key of a [Group] ([Group.Limiter]), or of a [Shaper] whose
 // keys share its rate ([Shaper.For]). It takes no memory in them, and in a Group works whether the key has a bucket
-// or not. Its methods do for requests of the key what the methods of the same names of a Shaper do. The zero
-// KeyLimiter is not usable, and its methods panic.
+// or not. Its methods do for requests of the key what those of a Shaper do. The zero KeyLimiter is not usable, and
+// its methods panic.
 type KeyLimiter struct {
 	bucket keyBucket // nil: the KeyLimiter is zero
 }
@@ -526,8 +526,8 @@ func (l *KeyLimiter) AllowN(n int) bool { return l.made().allow(n) }
 // function, and predicts for a new one.
 func (l *KeyLimiter) Forecast(n int) (wait time.Duration, err error) { return l.made().predict(n) }
 
-// Hold is as [Shaper.Hold] says; of a [Shaper] it is for all keys. In a [Group] it makes the bucket of the key if
-// there is none, and does nothing if the [Limits] of the key can't be had.
+// Hold is as [Shaper.Hold] says; of a [Shaper] it is for all keys. In a [Group] it makes the bucket of the key,
+// unless its [Limits] can't be had.
 func (l *KeyLimiter) Hold(d time.Duration) { l.made().hold(context.Background(), d) }
 
 // Line is as [Shaper.Line] says; of a key of a [Shaper] with the requests of the key alone. Of a key that shares a
@@ -541,8 +541,7 @@ func (l *KeyLimiter) Stats() Stats { return l.made().state() }
 // mayDryRun is for a type that embeds a KeyLimiter; see foreign.
 func (l *KeyLimiter) mayDryRun() bool { return l.made().mayDryRun() }
 
-// Limiter returns the bucket of a key as a [Limiter], for a [Transport], a [Chain] or a
-// [Middleware].
+// Limiter returns the bucket of a key, as a [Limiter] with more methods.
 func (g *Group[K]) Limiter(key K) *KeyLimiter {
 	g.mustBeMade()
 	return &KeyLimiter{keyLimiter[K]{g, key}}

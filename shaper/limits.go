@@ -10,8 +10,8 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// DefaultSlack is the Slack of [Limits] that have none. A goroutine that does not yield is preempted only after 10 to 20
-// ms, so with much less a process whose cores are all busy could not keep its rate.
+// DefaultSlack is the Slack of [Limits] that have none. With much less, a process whose cores are all busy could not
+// keep its rate, as a goroutine that does not yield is preempted only after 10 to 20 ms.
 const DefaultSlack = 20 * time.Millisecond
 
 // horizon bounds every time that the schedule looks ahead: the interval between two
@@ -44,9 +44,8 @@ type Limits struct {
 
 	// Slack is how much of the lateness of a wake-up may be made up, by requests that leave closer together; 0 means
 	// [DefaultSlack]. Lateness beyond it is lost, in [Stats.Missed]: the schedule goes on from now − Slack. So while requests
-	// wait, cost departed + Missed is Rate × time, to within Burst + Rate × Slack. Only requests that were in line when
-	// they were due make up anything: an idle bucket earns nothing beyond Burst. Time in which a hold or the cap kept the
-	// line waiting is no lateness.
+	// wait, cost departed + Missed is Rate × time, to within Burst + Rate × Slack. Only requests that were in line when they
+	// were due make up anything. Time in which a hold or the cap kept the line waiting is no lateness.
 	Slack time.Duration
 
 	// InFlight is how many requests, whatever their cost, may be in flight: each has a seat from when it leaves until it ends.

@@ -142,8 +142,8 @@ func (e *ParseError) Error() string {
 	return fmt.Sprintf("shaper: limits %q%s, column %d: %s", quote, more, e.Column, e.Reason)
 }
 
-// String returns the text form of l, which [ParseLimits] reads as exactly l if l is
-// valid. It contains the rate, the depth, and every other field that is not 0.
+// String returns the text form of l, with the rate, the depth and every other field that is not 0. [ParseLimits]
+// reads it as exactly l if l is valid.
 func (l Limits) String() string {
 	text := rateText(l.Rate)
 	if l.Burst != 0 {
@@ -162,8 +162,7 @@ func (l Limits) String() string {
 	return text
 }
 
-// MarshalText returns the text form of l, or the error of [Limits.Validate]: a text
-// that cannot be read back must not be stored.
+// MarshalText returns the text form of l, or the error of [Limits.Validate].
 func (l Limits) MarshalText() ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -171,7 +170,7 @@ func (l Limits) MarshalText() ([]byte, error) {
 	return []byte(l.String()), nil
 }
 
-// UnmarshalText sets l to the result of [ParseLimits]. After an error l is unchanged.
+// UnmarshalText sets l to the result of [ParseLimits], unless that is an error.
 func (l *Limits) UnmarshalText(text []byte) error {
 	parsed, err := ParseLimits(string(text))
 	if err == nil {
@@ -484,7 +483,7 @@ func isNumber(text string) bool {
 }
 
 // Window returns [Limits] with which at most n cost units leave in any window of length w, both ends included,
-// however requests arrive. That is what an upstream asks for that counts a rolling minute:
+// however requests arrive, for an upstream that counts a rolling minute:
 //
 //	l, err := shaper.Window(100, time.Minute, 20) // 20 at once after a pause, 100 in any minute
 //	l.Depth = 50
@@ -492,11 +491,10 @@ func isNumber(text string) bool {
 // Burst is burst, where 0 means 1, Rate is (n − burst)/(w + Slack), and Slack is [DefaultSlack]; with others the
 // promise is not kept. Depth, MaxWait and InFlight are 0, and may be set. A cost above burst takes its place. What
 // left under other Limits, or before a restart without [Shaper.Restore], counts in no window, and what a settle
-// charges comes on top. For an upstream that counts arrivals make w longer by as much as the way there varies, as in
-// time.Minute + time.Second.
+// charges comes on top. For an upstream that counts arrivals make w longer by as much as the way there varies.
 //
 // n must be at least 2 (for one in w take rate.Every(w + time.Second) and no burst), burst below n, and w above 0.
-// The error for other arguments, and where [Limits.Validate] rejects the result, names the argument.
+// The error names the argument.
 func Window(n int, w time.Duration, burst int) (Limits, error) {
 	l := Limits{Burst: burst, Slack: DefaultSlack}
 	var err error

@@ -16,11 +16,10 @@ import (
 // bound). At its bound a request is refused with [ErrTooLate], so a lower rate, a hold, retries, requests of other
 // keys or an outage make none wait longer. The bound stays, whatever limits are put in force later.
 //
-// A request whose slot comes at its bound is in time. A hold that ends after it refuses the request at once. At
-// entry the predicted wait is compared with the bound, too. A retry of a [Transport] has the bound that it had when
-// it first asked its Limiter. In a [Chain] each line has a bound of its own. In a dry run the shadow of a request
-// leaves the line at its bound, and its [Verdict] stands. A negative d, or one above 365 days, is an error of [New]
-// and [NewGroup].
+// A request whose slot comes at its bound is in time. A hold that ends after it refuses the request at once. A retry
+// of a [Transport] has the bound that it had when it first asked its Limiter. In a [Chain] each line has a bound of
+// its own. In a dry run the shadow leaves the line at its bound, and the [Verdict] stands. A negative d, or one
+// above 365 days, is an error of [New] and [NewGroup].
 func WithLineTimeout(d time.Duration) Option { return common{lineTimeoutOption(d)} }
 
 type lineTimeoutOption time.Duration

@@ -24,24 +24,24 @@ import (
 // All that is said of a Shaper holds, except that:
 //
 //   - Rule. A request leaves as soon as it is at the head and each level at which it costs something is at most
-//     max(0, Burst − cost). Leaving raises each level by its cost, all at one instant. If levels decide in turn, an
-//     instant may be rounded up by a nanosecond. Lateness beyond [Limits.Slack] is lost at every level. A cost above the
-//     Burst of a level waits until that is empty; with a Depth of 0, or if it takes more than 365 days, it is too costly.
-//   - Order. Requests leave first in, first out over all levels. While requests wait, and nothing but the levels keeps
-//     them, at least one level is too high for the head; the others may run empty. So k levels take at most k times as
-//     long as the scarcest alone. [WithFairQueue], a turn costs the largest cost/Rate in nanoseconds, rounded up, at
-//     least 1, at the rates when the request entered.
-//   - Giving back (guarantee 5). Each level for itself keeps the cost only if a later request has cost something there, or
-//     it has been raised.
-//   - Prediction. A request is predicted to leave at the later of two instants: when the head leaves, and the latest
-//     at which one of its levels, if it were the only one, would let it leave behind all ahead of it. It may leave
-//     later, but not sooner unless something is settled or changed. So none is refused that might leave in time.
-//   - Change. [Shaper.SetLimits] changes the level of the Limits, [Shaper.SetMeters] the others. A [Shaper.Hold] holds
-//     all, and they leak on. A [Shaper.Snapshot] has all levels by name; [Shaper.Restore] leaves a level alone that the
-//     snapshot does not have. [Stats] are of the level of the Limits, and [Shaper.Meters] of the others.
+//     max(0, Burst − cost). Leaving raises each by its cost, all at one instant, which may be rounded up by a
+//     nanosecond. Lateness beyond [Limits.Slack] is lost at every level. A cost above the Burst of a level waits
+//     until that is empty; with a Depth of 0 it is too costly.
+//   - Order. Requests leave first in, first out over all levels. While levels keep them waiting, at least one is
+//     too high for the head; the others may run empty. So k levels take at most k times as long as the scarcest
+//     alone. [WithFairQueue], a turn costs the largest cost/Rate in nanoseconds, rounded up, at least 1, at the
+//     rates when the request entered.
+//   - Giving back. Each level for itself keeps the cost only if a later request has cost something there, or it
+//     has been raised.
+//   - Prediction. A request is predicted to leave at the later of two instants: when the head leaves, and the
+//     latest at which one of its levels alone would let it leave behind all ahead of it. It may leave later, but
+//     not sooner unless something is settled or changed.
+//   - Change. [Shaper.SetLimits] and [Stats] are for the level of the Limits, [Shaper.SetMeters] and
+//     [Shaper.Meters] for the others, a [Shaper.Hold] and a [Shaper.Snapshot] for all. [Shaper.Restore] leaves a
+//     level alone that the snapshot does not have.
 //
-// [New] returns an error if WithMeters is given together with [WithBucket], [WithDryRun] or [WithBlock], for more than
-// seven meters, and for a [Meter] that is invalid. [NewGroup] always does.
+// [New] returns an error if WithMeters is given together with [WithBucket], [WithDryRun] or [WithBlock], for more
+// than seven meters, and for a [Meter] that is invalid. [NewGroup] always does.
 func WithMeters(ms ...Meter) Option { return common{metersOption(slices.Clone(ms))} }
 
 type metersOption []Meter
@@ -67,9 +67,8 @@ func (m Meter) limits() Limits { return Limits{Rate: m.Rate, Burst: m.Burst} }
 type MeterStats struct {
 	Meter
 
-	Level    float64 // in cost units
-	Reserved int     // cost units that are reserved and not settled
-
+	Level     float64 // in cost units
+	Reserved  int     // cost units that are reserved and not settled
 	GivenBack uint64  // cost units that settle has given back
 	Charged   uint64  // cost units that settle has charged
 	Forfeited uint64  // cost units that were reserved too much and did not come back
@@ -358,11 +357,9 @@ func (m *meters) giveBack(w *waiter, with *companions) {
 }
 
 // WaitEach is [Shaper.WaitN] for a request that has a cost at each level of a Shaper [WithMeters]: the first cost is
-// for the [Limits], and the others for the meters in their order. A level at which it costs 0 is not asked, however high
-// it is. If all costs are 0 it returns nil at once and counts nothing; any other request counts, whatever its
-// first cost is.
-//
-// Another number of costs than levels is an error, which is returned as it is, like [ErrNegativeCost].
+// for the [Limits], and the others for the meters in their order. A level at which it costs 0 is not asked, however
+// high it is. If all costs are 0 it returns nil at once and counts nothing; any other request counts. Another number
+// of costs than levels is an error, which is returned bare, like [ErrNegativeCost].
 func (s *Shaper) WaitEach(ctx context.Context, costs ...int) error {
 	return s.waitEach(ctx, nil, costs)
 }
@@ -390,7 +387,7 @@ func (s *Shaper) waitEach(ctx context.Context, key any, costs []int) error {
 	return err
 }
 
-// WaitEach is [Shaper.WaitEach]. The bucket of a key of a [Group] has one level.
+// WaitEach is as [Shaper.WaitEach] says. The bucket of a key of a [Group] has one level.
 func (l *KeyLimiter) WaitEach(ctx context.Context, costs ...int) error {
 	if k, ok := l.made().(keyOfShaper); ok {
 		return k.Shaper.waitEach(ctx, k.key, costs)

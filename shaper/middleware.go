@@ -16,24 +16,21 @@ import (
 
 // Middleware returns net/http middleware that lets each request wait for l before its handler runs: it delays
 // instead of rejecting. A request that l does not admit is answered by [WriteError], or by the function of
-// [WithErrorHandler]. A request costs 1 unless [WithCost] says otherwise; one of cost 0 passes untouched, and l is
-// not asked. Flushing, hijacking and [http.ResponseController] keep working, and panics of the handler pass through.
+// [WithErrorHandler]. A request costs 1 unless [WithCost] says otherwise; one of cost 0 passes untouched. Flushing,
+// hijacking and [http.ResponseController] keep working, and panics of the handler pass through.
 //
-// With [Limits.InFlight] set, a request is in flight until its handler has returned, panicked, or hijacked the
-// connection. A [Limiter] with a method like [Shaper.Acquire] is treated in the same way, unless it has one like
-// [Shaper.Limits] that says that InFlight is 0.
+// With [Limits.InFlight], or a [Limiter] with a method like [Shaper.Acquire] (unless one like [Shaper.Limits] says
+// that InFlight is 0), a request is in flight until its handler has returned, panicked, or hijacked the connection.
 //
 // A request that may leave at once is served, whether its client seems to be there or not. If the client has gone
 // while its request waited, or has closed the sending half of its connection, no handler runs, and a [Shaper] gives
-// the slot to the next waiter. The request ends with status 499 without a body and with "Connection: close". The
-// deadline of an outer handler, such as [http.TimeoutHandler], counts at once.
+// the slot to the next waiter. The request ends with status 499 without a body. The deadline of an outer handler
+// counts at once.
 //
 // To notice that the client of a request with a body has gone, Middleware needs [ConnContext]. Without it, a body of
-// known length up to 64 KiB is read ahead while its request waits, so that net/http watches the connection; of other
-// bodies it is not noticed. A read deadline that an outer handler has set is lifted then, and a Hijack ends the
-// reading: if it fails, the rest of the body is lost. The ResponseWriter is wrapped in HTTP/1 where InFlight is set
-// or the body has been read ahead; if an [http.MaxBytesReader] of the handler refuses a body, answer with
-// "Connection: close" there.
+// known length up to 64 KiB is read ahead while its request waits; of other bodies it is not noticed. A read
+// deadline of an outer handler is lifted then, a Hijack that fails loses the rest of the body, and if an
+// [http.MaxBytesReader] of the handler refuses a body, answer with "Connection: close".
 //
 // The time in the line is not taken off the server's timeouts: they are restarted after the wait. A refusal reaches
 // a client that is still sending: the middleware waits for the rest of the body, for 100 ms at most.
@@ -59,9 +56,8 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 //	server := &http.Server{Handler: handler, ConnContext: shaper.ConnContext}
 //
 // It lets [Middleware] ask the connection of a request that waits whether its client is still there, as net/http
-// does not cancel the context of an HTTP/1 request while its body is unread (golang/go#23262): an upload whose
-// client has gone would keep its place. The connection is asked by a ppoll(2), which works on Linux. Elsewhere, and
-// on connections without a file descriptor, ConnContext does nothing.
+// does not say so while the body of an HTTP/1 request is unread (golang/go#23262). That works on Linux, by a
+// ppoll(2). Elsewhere, and on connections without a file descriptor, ConnContext does nothing.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return serverconn.NewContext(ctx, c)
 }

@@ -90,9 +90,9 @@ type errorHandlerOption func(http.ResponseWriter, *http.Request, error)
 func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError = o }
 
 // WithErrorHandler sets the function that answers requests which were not admitted; by default, or with nil,
-// [WriteError]. It gets the [Limiter]'s error, in which [errors.As] finds a [RejectError], or one of the
-// middleware's own ([Reason], [AnswerTo]). It is not called for a client that has gone. The middleware has already
-// set the connection's deadlines, and its own header fields.
+// [WriteError]. It gets the [Limiter]'s error, or one of the middleware's own ([Reason], [AnswerTo]), when the
+// middleware has set the connection's deadlines and its own header fields. It is not called for a client that has
+// gone.
 func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {
 	return errorHandlerOption(handle)
 }
@@ -232,18 +232,17 @@ func (l *refusalLog) logGone(ctx context.Context, waited time.Duration) {
 //     never fit.
 //   - 503 with Retry-After if the [Shaper] is closed, if its [shared.Bucket] can't be asked, if the deadline of
 //     an outer handler has passed, and for errors of other Limiters.
-//   - 408 for [ErrBody]; 500 if the cost is negative, or if the key function or the limits function of a [Group]
-//     has failed.
+//   - 408 for [ErrBody]; 500 if the cost is negative, or a key function or limits function has failed.
 //   - 499 without a body, and the end of the connection, for [context.Canceled]: the client has gone.
 //
 // Retry-After is the RetryAfter of the [RejectError] in whole seconds, rounded up, at least 1; for other errors it
-// is 1. The body is a short problem+json (RFC 9457) that repeats nothing of the request or of err, and
-// "Cache-Control: no-store" keeps it out of caches.
+// is 1. The body is a short problem+json (RFC 9457) that repeats nothing of the request or of err. No cache stores
+// it.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	responseTo(err).Later(spreadOf(r.Context())).Write(w, r)
 }
 
-// An Answer is the response to a request that was not admitted. [WriteError] writes it.
+// An Answer is the response that [WriteError] writes.
 type Answer struct {
 	Status     int
 	Title      string        // the words of the status; empty for 499, which has no body
@@ -343,18 +342,14 @@ const (
 	// t is the Retry-After of [WriteError], otherwise the time until the level is 0; times are whole seconds, rounded up.
 	//
 	// A client that obeys the fields slows down more than it has to: at 10/s with a Burst of 2 the second request is answered
-	// with r=0;t=1. So a [Transport] holds back only after refusals. Add them for clients that spread their requests over t, or
-	// that show the numbers to people.
+	// with r=0;t=1. Add them for clients that spread their requests over t, or that show the numbers to people.
 	//
-	// The name comes from [WithName], or is "default". There are no fields at [rate.Inf], for requests of cost 0, with status
-	// 500, for a [Limiter] without a method Stats() Stats, and in a [Group] for a key that shares a bucket. Of several
-	// middlewares around a handler each adds its own.
+	// The name comes from [WithName], or is "default". There are none at [rate.Inf], for requests of cost 0, with status 500, for
+	// a [Limiter] without a method Stats() Stats, and in a [Group] for a key that shares a bucket.
 	HeaderRateLimit Headers = 1 << iota
 
-	// HeaderXRateLimit has the same numbers in X-RateLimit-Limit (q), X-RateLimit-Remaining (r) and X-RateLimit-Reset (the time
-	// at which t is over, in seconds since 1970), which no standard has. They mean what they mean in the API of GitHub; other
-	// servers write a date into the third, or the seconds until then. Of several middlewares the one of which the least
-	// remains counts.
+	// HeaderXRateLimit has the same numbers in X-RateLimit-Limit (q), -Remaining (r) and -Reset (the time at which t is over, in
+	// seconds since 1970), as the API of GitHub has them. Of several middlewares the one of which the least remains counts.
 	HeaderXRateLimit
 
 	// HeaderServerTiming has the time that the request waited, in milliseconds (W3C Server Timing): Server-Timing:
@@ -368,8 +363,8 @@ type headersOption Headers
 
 func (o headersOption) applyMiddleware(to *middlewareOptions) { to.headers |= Headers(o) }
 
-// WithHeaders adds header fields to all answers. Several options add up. By default there are none, because
-// HeaderRateLimit and HeaderXRateLimit show an attacker how much load uses up the limit.
+// WithHeaders adds header fields to all answers; several add up. By default there are none: what is left of a limit
+// shows an attacker how much load uses it up.
 func WithHeaders(h Headers) MiddlewareOption { return headersOption(h) }
 
 // addTo adds the fields of the limit for a request that l admitted, or refused with err, for which the

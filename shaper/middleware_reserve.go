@@ -8,12 +8,9 @@ import (
 )
 
 // WithReserve makes the cost of a request an estimate ([WithCost]): [Middleware] reserves it, and [Settle] says what
-// the request has cost; without it the estimate stands, and so does it with a [Limiter] that has no method like
-// [Shaper.Reserve].
-//
-// A [Transport] with the same Limiter whose request has the context of one that was let in so does not wait again:
-// the reservation is for its first attempt. If it sends the request again ([Transport.Retry]), that is settled with
-// 0, and Settle is for the second.
+// the request has cost; without that the estimate stands. A [Transport] with the same Limiter whose request has the
+// context of one that was let in so does not wait again: the reservation is for its first attempt. If it sends the
+// request again ([Transport.Retry]), that is settled with 0, and Settle is for the second.
 func WithReserve() MiddlewareOption { return reserveOption{} }
 
 type reserveOption struct{}

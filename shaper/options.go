@@ -114,8 +114,8 @@ func (coarseTimerOption) apply(to *options) { to.coarse = true }
 
 // WithCoarseTimer makes the ticker wake at most once a millisecond. Above 1,000/s that takes less CPU time (at
 // 10,000/s, less than half), and requests leave in batches, up to a millisecond late. The rate is kept if
-// [Limits.Slack] is at least a millisecond; but a single caller in a loop leaves at most 1,000 times a second. Where
-// Go's timers are in use ([Stats.Precise]) it changes nothing.
+// [Limits.Slack] is at least a millisecond; but a single caller in a loop leaves at most 1,000 times a second. With
+// Go's timers ([Stats.Precise]) it changes nothing.
 func WithCoarseTimer() Option { return common{coarseTimerOption{}} }
 
 type maxKeysOption int

@@ -24,12 +24,11 @@ import (
 //     settled costs, and what has drained since the request left does not come back.
 //  2. Charge. An actual above the estimate raises the level at once: a window may hold more than guarantee 1
 //     allows, by what its requests were charged. No request in line is refused for it.
-//  3. Order. A settle changes when requests leave, but neither their order nor which are in line. Predictions
-//     are made as if nothing were settled.
+//  3. Order. A settle changes when requests leave, but neither their order nor which are in line.
 //  4. Bound. Of more than 4,096 reservations of one bucket that are not settled the oldest gets nothing back.
 //
-// Keep [Limits.Burst] as large as the estimates that are unsettled at a time. [Stats.Forfeited] counts the units
-// that had drained when they were settled: if it grows, Burst is too small.
+// If [Stats.Forfeited] grows, [Limits.Burst] is too small for the estimates that are unsettled at a time: their
+// units have drained when they are settled.
 func (s *Shaper) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := s.reserve(ctx, nil, estimate, newcomer)
 	return v.orNothing(), err

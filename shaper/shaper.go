@@ -8,14 +8,13 @@ import (
 )
 
 // A Shaper is a leaky bucket used as a queue: requests wait in a bounded line, leave one by one at a fixed rate in
-// the order in which they came, and are refused at once when the line is full.
+// the order in which they came, and are refused at once when the line is full. Make one with [New]; the zero Shaper
+// is not usable, and its methods panic.
 //
-// Make one with [New]; the zero Shaper is not usable, and its methods panic. Most callers want [Shaper.Do], or
-// [Shaper.Acquire] if the request ends elsewhere. [Shaper.Wait] is for requests whose end does not matter, and
-// [Shaper.Allow] never waits. A request that can't be admitted gets a [*RejectError] at once; one whose context ends
-// while it waits returns exactly ctx.Err().
-//
-// A Shaper is safe for concurrent use. One that is no longer used need not be closed.
+// Most callers want [Shaper.Do], or [Shaper.Acquire] if the request ends elsewhere. [Shaper.Wait] is for requests
+// whose end does not matter, and [Shaper.Allow] never waits. A request that can't be admitted gets a [*RejectError]
+// at once; one whose context ends while it waits returns exactly ctx.Err(). A Shaper is safe for concurrent use. One
+// that is no longer used need not be closed.
 type Shaper struct {
 	dispatcher
 	flow      flow
@@ -64,12 +63,10 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // It returns a [*RejectError], without having waited, if the line is full, if the predicted wait exceeds
 // [Limits.MaxWait] (a wait of exactly MaxWait is admitted) or reaches the context's deadline, if n can never fit, or
 // after [Shaper.Close] or [Shaper.Shutdown]. While it waits it may be refused by Close, at a bound
-// ([WithLineTimeout]), and in an outage of a [shared.Bucket] ([shared.Options]).
-//
-// If the context is done before the call, or when the call is about to return, WaitN returns ctx.Err(): after its
-// slot it asks once more. The slot then goes to the next request that may leave, or the bucket is as if the request
-// had not left. It is lost only if a later request has left since, or the level has been raised by a charge,
-// [Shaper.AtMost] or [Shaper.Restore].
+// ([WithLineTimeout]), and in an outage of a [shared.Bucket]. If the context is done before the call, or when the
+// call is about to return, WaitN returns ctx.Err(). Its slot then goes to the next request that may leave, or the
+// bucket is as if the request had not left. The slot is lost only if a later request has left since, or the level
+// has been raised by a charge, [Shaper.AtMost] or [Shaper.Restore].
 //
 // With [Limits.InFlight] every call returns an error that says to use Acquire; only a dry run lets it through.
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
@@ -221,9 +218,9 @@ func (s *Shaper) Allow() bool { return s.AllowN(1) }
 
 // AllowN lets a request of cost n leave now, or refuses it, and reports whether it has left. The request never waits
 // for a slot and never overtakes the line. [Stats] counts one call, whatever n is. With a [shared.Bucket] the call
-// may wait for its answer. AllowN(0) is true and a negative n gives false; neither is counted, nor is a call with
-// [Limits.InFlight], which is false, as its caller would not say when the request ends. In a dry run AllowN of a
-// positive n is true.
+// may wait for its answer. AllowN(0) is true and a negative n gives false; neither is counted. With
+// [Limits.InFlight] it is false and not counted, as its caller would not say when the request ends. In a dry run
+// AllowN of a positive n is true.
 func (s *Shaper) AllowN(n int) bool {
 	s.mustBeMade()
 	if n <= 0 {

@@ -28,14 +28,12 @@ func (o bucketOption) apply(to *options) { to.shared = sharedOptions(o) }
 //
 // A request that finds an idle bucket waits for one round trip; in a busy bucket slots are taken ahead. Requests for
 // which the level has room take no place in line meanwhile, so the line may have up to Burst requests more than
-// Depth. With a Depth of 0, and for [Shaper.AllowN], each call is a round trip; those that come while one is under
-// way share the next. Predictions assume that this process goes on getting the share of slots that it has had of
-// late, so a wait may exceed MaxWait.
+// Depth. With a Depth of 0, and for [Shaper.AllowN], each call is a round trip. Predictions assume that this process
+// goes on getting its share of slots.
 //
-// The estimate of a request of [Shaper.Reserve] stands, and [Shaper.AtMost] does nothing. A [Shaper.Snapshot] has
-// the level as this process knows it. A Rate of rate.Inf can't be shared, and is an error of [New],
-// [Shaper.SetLimits] and [Group.SetLimits]. [New] and [NewGroup] return an error for [WithDryRun] beside it, a nil
-// Bucket, an empty key, and Options out of their ranges.
+// The estimate of a request of [Shaper.Reserve] stands, and [Shaper.AtMost] does nothing. A Rate of rate.Inf can't
+// be shared, and is an error of [New], [Shaper.SetLimits] and [Group.SetLimits]. New and [NewGroup] return an error
+// for [WithDryRun] beside it, a nil Bucket, an empty key, and Options out of their ranges.
 func WithBucket(b shared.Bucket, key string, o shared.Options) Option {
 	return common{bucketOption{asked: true, bucket: b, key: key, Options: o}}
 }

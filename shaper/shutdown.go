@@ -5,10 +5,9 @@ import (
 	"context"
 )
 
-// Close refuses all requests that wait, with [ErrClosed], and returns when the ticker
-// goroutine has ended. With a [shared.Bucket] it first tries to give back the leased slots; any that
-// can't be given back are lost. It always returns nil. It may be called several times, from
-// several goroutines at once, and from hooks.
+// Close refuses all requests that wait, with [ErrClosed], and returns nil when the ticker goroutine has ended. With
+// a [shared.Bucket] it first tries to give back the leased slots. It may be called several times, at once, and from
+// hooks.
 func (s *Shaper) Close() error {
 	s.mustBeMade()
 	s.closeLines()
@@ -22,12 +21,11 @@ func (s *Shaper) Close() error {
 // Shutdown admits no more requests, lets the line leave at its rate, and then closes the Shaper and returns nil. If
 // ctx ends first, it returns ctx.Err() while the line goes on leaving: another Shutdown waits for the rest, and only
 // [Shaper.Close] stops it. It returns nil if the line is empty, even if ctx is done, and if Close is called while it
-// waits. It waits for the end of a [Shaper.Hold] and for the seats that the line needs, so give it a context that
-// ends, but not for requests that have left.
+// waits. It waits for the end of a [Shaper.Hold] and for the seats that the line needs, but not for requests that
+// have left.
 //
-// In front of an HTTP server call [net/http.Server.Shutdown] instead, and Close after it: otherwise the server takes
-// new requests while the line leaves, and each is refused. Of several Shapers that a request goes through, close the
-// outermost first.
+// In front of an HTTP server call [net/http.Server.Shutdown] instead, and Close after it: otherwise each newcomer is
+// refused while the line leaves. Of several Shapers that a request goes through, close the outermost first.
 func (s *Shaper) Shutdown(ctx context.Context) error {
 	s.mustBeMade()
 	s.beginDrainLocked(s.lockAndAdvance())

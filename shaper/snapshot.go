@@ -21,8 +21,8 @@ import (
 
 // Snapshot returns the level of the bucket as JSON, with the rest of a [Shaper.Hold] and of a block, for
 // [Shaper.Restore] in the next process: so a restart empties no bucket. Requests in line, counts and open
-// reservations are not in it, so it is best called when Shutdown has returned. It works on a closed Shaper too. The
-// JSON has a version, 1, which later versions of this package keep reading.
+// reservations are not in it, so it is best called when Shutdown has returned. The JSON has a version, 1, which
+// later versions of this package keep reading.
 func (s *Shaper) Snapshot() ([]byte, error) {
 	s.mustBeMade()
 	s.lockFlow(&s.flow)
@@ -365,8 +365,8 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 
 // Restore is [Shaper.Restore] for the keys in a [Group.Snapshot], whose counts of [Group.Top] are added to those
 // since NewGroup: so restore a snapshot only once. The limits function is called for each key. A key whose limits
-// can't be had, or for which no bucket has room, is left out; Restore goes on with the others, and then returns an
-// error that says how many. On a closed Group it returns an error and changes nothing.
+// can't be had, or for which no bucket has room, is left out, and then Restore returns an error that says how many.
+// On a closed Group it changes nothing.
 func (g *Group[K]) Restore(data []byte) error {
 	g.mustBeMade()
 	var saved savedGroup

@@ -42,19 +42,13 @@ type Stats struct {
 	Refused   uint64 // requests refused; the sum of the next five
 	Abandoned uint64 // requests whose context ended before their call returned
 
-	QueueFull uint64 // Refused with ErrQueueFull
-	TooLate   uint64 // Refused with ErrTooLate
-	TooCostly uint64 // Refused with ErrTooCostly
-	Closed    uint64 // Refused with ErrClosed
-
-	Unavailable uint64 // Refused with ErrUnavailable
+	QueueFull, TooLate, TooCostly, Closed, Unavailable uint64 // Refused, by reason: with ErrQueueFull, and so on
 
 	TotalWait time.Duration // the sum of the waits of Departed, from admission until each was given its slot
 	Missed    float64       // cost units lost to lateness beyond Limits.Slack
-
-	GivenBack uint64 // cost units that settle has given back, each time rounded down
-	Charged   uint64 // cost units that settle has charged
-	Forfeited uint64 // cost units that were reserved too much and had drained when settle was called; at rate.Inf, all that were
+	GivenBack uint64        // cost units that settle has given back, each time rounded down
+	Charged   uint64        // cost units that settle has charged
+	Forfeited uint64        // cost units that were reserved too much and had drained when settle was called; at rate.Inf, all that were
 
 	Bucket shared.Stats // of the shared bucket; zero without WithBucket
 }
@@ -184,9 +178,8 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.D
 	return v.expected(j.wait), nil
 }
 
-// Line returns the first requests in line, at most max, the next to leave first; none for a max of 0 or less. It
-// holds the lock for some tens of nanoseconds per request, so ask for no more than is needed. In a dry run it is the
-// line of the shadow.
+// Line returns the first requests in line, at most max, the next to leave first. It holds the lock for some tens of
+// nanoseconds per request, so ask for no more than is needed. In a dry run it is the line of the shadow.
 func (s *Shaper) Line(max int) []watch.Waiter {
 	s.mustBeMade()
 	line, _ := s.lineOf(max, nil, func() (*flow, int) { return &s.flow, s.flow.waiting() })
@@ -255,35 +248,27 @@ func (f *flow) readLine(o origin, now int64, key any, line []watch.Waiter) {
 }
 
 // GroupStats is the state of a [Group]: gauges first, then totals over all keys, which only grow and outlive the
-// buckets. A call that got no [Limits] is counted in LimitErrors only. The keys are looked at in parts, one after
-// the other, so calls that return meanwhile may be counted or not.
+// buckets. A call that got no [Limits] is counted in LimitErrors only. Calls that return while the parts of a Group
+// are looked at may be missing.
 type GroupStats struct {
 	Name string // as given by WithName
 
-	Keys          int    // keys that count against WithMaxKeys: that have a bucket of their own, or had one until it was drained, up to a second ago
-	Waiting       int    // requests in all lines
-	Reserved      int    // cost units of requests that have left by Reserve and are not settled
-	DryRun        bool   // WithDryRun: the line is a shadow, and the totals are hypothetical
-	Precise       bool   // as in Stats
-	NoKernelTimer string // as in Stats
+	Keys          int  // keys that count against WithMaxKeys: that have a bucket of their own, or had one until it was drained, up to a second ago
+	Waiting       int  // requests in all lines
+	Reserved      int  // cost units of requests that have left by Reserve and are not settled
+	DryRun        bool // WithDryRun: the line is a shadow, and the totals are hypothetical
+	Precise       bool // as in Stats, and NoKernelTimer
+	NoKernelTimer string
 
 	Departed  uint64 // requests that left
 	Refused   uint64 // requests refused; the sum of the next five
 	Abandoned uint64 // requests whose context ended before their call returned
 
-	QueueFull uint64 // Refused with ErrQueueFull
-	TooLate   uint64 // Refused with ErrTooLate
-	TooCostly uint64 // Refused with ErrTooCostly
-	Closed    uint64 // Refused with ErrClosed
+	QueueFull, TooLate, TooCostly, Closed, Unavailable uint64 // Refused, by reason: with ErrQueueFull, and so on
 
-	Unavailable uint64 // Refused with ErrUnavailable
-
-	TotalWait time.Duration // from admission to slot, summed over Departed
-	Missed    float64       // cost units lost to lateness beyond Slack
-
-	GivenBack uint64 // cost units that settle has given back, as in Stats
-	Charged   uint64 // cost units that settle has charged
-	Forfeited uint64 // cost units that were reserved too much and had drained when settle was called
+	TotalWait                     time.Duration // from admission to slot, summed over Departed
+	Missed                        float64       // cost units lost to lateness beyond Slack
+	GivenBack, Charged, Forfeited uint64        // cost units, as in Stats
 
 	Overflowed  uint64 // calls of keys without a bucket of their own, mostly as the table was full: they shared one, or found none to share. A Hold does not count
 	RefusedKeys uint64 // about how many different keys have been refused

@@ -13,28 +13,26 @@ import (
 
 // A Transport is an [http.RoundTripper] that paces the requests of a client: each request waits for a [Limiter]
 // before it goes to Base, and when the upstream refuses one of them and asks to hold back, all requests behind it
-// wait too. It is for API clients, SDKs and pools of workers, and any number of them may share it:
+// wait too. Any number of clients may share one, as it is or by pointer. It must not be changed once it is in use,
+// and is safe for concurrent use if its parts are.
 //
 //	client := &http.Client{Transport: &shaper.Transport{Limiter: s}}
-//
-// Both a Transport and a pointer to one are RoundTrippers. A Transport must not be changed once it is in use, and is
-// safe for concurrent use if its parts are.
 //
 // A request waits until its context ends at most, of which [http.Client.Timeout] is a part. If it is not admitted,
 // its body is closed, nothing is sent, and [errors.Is] and [errors.As] find the error of the Limiter, also through
 // the *url.Error of an http.Client. Each redirect is a request of its own, and so is each attempt of a library that
 // retries above the Transport.
 //
-// With [Limits.InFlight] set, a request is in flight until its response body has been read to the end, has failed,
-// or has been closed: so close every body. Any Limiter with a method like [Shaper.Acquire] is taken to have such a
-// cap, unless it has one like [Shaper.Limits] that returns an InFlight of 0.
+// With [Limits.InFlight], or any Limiter with a method like [Shaper.Acquire] (unless one like [Shaper.Limits]
+// returns an InFlight of 0), a request is in flight until its response body has been read to the end, has failed, or
+// has been closed: so close every body.
 //
 // A refusal, which is a response with status 429 or 503, asks the client to hold back by Retry-After (seconds, or a
 // date, compared with the response's own Date), else by a RateLimit field (draft-ietf-httpapi-ratelimit-headers-11)
 // which says that nothing remains, as in "default";r=0;t=30. The Transport then calls the Limiter's Hold, if it has
-// one, for at most MaxHold. Without a valid time above 0 nothing is held: any duration would be a guess, and the
-// rate still bounds the requests sent. Other responses hold nothing, as r=0 is the normal state of a client that
-// uses its rate to the full; HoldFor says otherwise.
+// one, for at most MaxHold. Without a valid time above 0 nothing is held, as the rate still bounds the requests
+// sent. Other responses hold nothing: r=0 is the normal state of a client that uses its rate to the full. HoldFor
+// says otherwise.
 type Transport struct {
 	// Requests wait for the Limiter. It must not be nil.
 	Limiter Limiter
@@ -62,13 +60,11 @@ type Transport struct {
 	// which it is above 0 holds the line, and one with status 403, 429, 503 or 529 is a refusal; no other is.
 	HoldFor func(*http.Response) time.Duration
 
-	// Key returns the key as which a request waits, for a Limiter that is a [Shaper] [WithFairQueue]; with any other Limiter
-	// every request fails with an error that says so. An error of Key fails its request. nil: all have the key "". For a
-	// request of cost 0 Key is not called.
+	// Key returns the key as which a request waits, for a [Shaper] [WithFairQueue]; with any other Limiter, and if Key returns an
+	// error, a request fails. nil: all have the key "". For a request of cost 0 Key is not called.
 	Key KeyFunc
 
-	// MaxHold is the longest hold that is taken from a response. 0 means one minute; if it is negative, every request fails
-	// with an error that says so.
+	// MaxHold is the longest hold that is taken from a response; 0 means one minute. If it is negative, every request fails.
 	MaxHold time.Duration
 
 	// Retry sends a request once more if the upstream has refused it: by a 429, or by a 503 that asks to hold back; with HoldFor,
@@ -76,13 +72,10 @@ type Transport struct {
 	// no body or a GetBody, and a cost above 0.
 	//
 	// The request waits until the hold is over, and is not in flight meanwhile. It was admitted already, so it enters the line of
-	// a [Shaper], or of a key of a [Group], at the head, also in a [Chain], and during a Shutdown: [Limits.Depth] and
-	// [Limits.MaxWait] do not apply to it. [WithLineTimeout] bounds it from when it was first asked for. For any other Limiter
-	// the retry is a newcomer.
-	//
-	// There is no third attempt: the second response is returned whatever it says, and holds the line as the first did. The
-	// first one, of which at most 64 KiB are read for at most 5 seconds, is returned if the request cannot be sent again, for
-	// example because the hold would last beyond its deadline. If the context ends meanwhile, its error is returned.
+	// a [Shaper], or of a key of a [Group], at the head, also in a [Chain], and during a Shutdown: Depth and MaxWait do not apply to
+	// it. For any other Limiter it is a newcomer. There is no third attempt: the second response is returned whatever it says,
+	// and holds the line as the first did. The first one, of which at most 64 KiB are read for at most 5 seconds, is returned if
+	// the request cannot be sent again, for example because the hold would last beyond its deadline.
 	Retry bool
 
 	limiterFor func(*http.Request) (inner, error) // of Group.Transport; else nil
@@ -160,8 +153,8 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// CloseIdleConnections calls the method of the same name of Base, if there is one.
-// [http.Client.CloseIdleConnections] calls it.
+// CloseIdleConnections calls the method of the same name of Base, if there is one, as
+// [http.Client.CloseIdleConnections] does.
 func (t Transport) CloseIdleConnections() {
 	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

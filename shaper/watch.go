@@ -170,8 +170,8 @@ func (o *observer) departs(ln *line, at, n int64) {
 // keptRefusals is how many refusals are remembered. It is a power of 2.
 const keptRefusals = 64
 
-// Refusals returns the latest 64 refusals, in the order in which they were noted: of a request that waited, when its
-// call returns. A dry run has those that would have been refused when they came.
+// Refusals returns the latest 64 refusals, in the order in which their calls returned. A dry run has those that
+// would have been refused when they came.
 func (s *Shaper) Refusals() []watch.Refusal {
 	s.mustBeMade()
 	var others []watch.Refusal

@@ -1,0 +1,39 @@
+package house_test
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What a newcomer meets in package shaper. At 71eb3d8 it was 38 types, 40 functions, 98 methods and 2,354 lines of
+// documentation. What is added from then on is for few, and stands in laterNames; the documentation has the same bound
+// with it.
+const (
+	mostTypes     = 22
+	mostFunctions = 39
+	mostMethods   = 84
+	mostDocLines  = 1600
+)
+
+// laterNames are the names that levels of several units brought.
+var laterNames = strings.Fields("Meter MeterStats WithMeters WithCosts WaitEach ReserveEach AtMostEach SetMeters Meters")
+
+func TestThePublicFaceStaysSmall(t *testing.T) {
+	t.Parallel()
+	count := map[string]int{}
+	for _, m := range regexp.MustCompile(`(?m)^(type|func|method) (?:\([^)]*\) )?(\w+)`).FindAllStringSubmatch(read(t, "../../shaper/testdata/api.txt"), -1) {
+		if !slices.Contains(laterNames, m[2]) {
+			count[m[1]]++
+		}
+	}
+	lines := strings.Count(string(goCommand(t, root, "doc", "-all", "./shaper")), "\n")
+	t.Logf("%v, %d lines of go doc -all", count, lines)
+	require.LessOrEqual(t, count["type"], mostTypes, "types")
+	require.LessOrEqual(t, count["func"], mostFunctions, "functions")
+	require.LessOrEqual(t, count["method"], mostMethods, "methods")
+	require.LessOrEqual(t, lines, mostDocLines, "lines of go doc -all ./shaper: say each thing once, at the method that it is about")
+}
