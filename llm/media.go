@@ -82,23 +82,50 @@ const (
 // A medium is a text of a document that may hold a picture or the like in base64: the beginning of it, and its length.
 type medium struct {
 	length int64
-	head   [headKept]byte // without backslashes: some libraries write \/
+	head   [headKept]byte // without escapes: libraries write \/, \u002B, and \n at the end of a line
 	kept   int
+
+	escaping bool // a backslash has come
+	digits   int  // of \u that are to come
+	code     byte // of those that have come
 }
 
-func (m *medium) reset() { m.length, m.kept = 0, 0 }
+func (m *medium) reset() { *m = medium{} }
 
 func (m *medium) add(p []byte) {
 	m.length += int64(len(p))
 	for _, c := range p {
-		if m.kept == len(m.head) {
-			break
+		switch {
+		case m.kept == len(m.head):
+			return
+		case m.digits > 0:
+			if m.code = m.code<<4 | fromHex(c); m.digits > 1 {
+				m.digits--
+				continue
+			}
+			c, m.digits = m.code, 0
+		case m.escaping && c == 'u':
+			m.escaping, m.digits, m.code = false, 4, 0
+			continue
+		case m.escaping:
+			if m.escaping = false; c == 'n' || c == 'r' {
+				c = '\n'
+			}
+		case c == '\\':
+			m.escaping = true
+			continue
 		}
-		if c != '\\' {
-			m.head[m.kept] = c
-			m.kept++
-		}
+		m.head[m.kept] = c
+		m.kept++
 	}
+}
+
+// fromHex returns the value of a hexadecimal digit.
+func fromHex(c byte) byte {
+	if c >= 'A' {
+		return c&^0x20 - 'A' + 10
+	}
+	return c - '0'
 }
 
 // split returns the type that a data URL names, "" if the text is none, and the beginning of what is in base64; nil if nothing is.

@@ -116,6 +116,10 @@ func TestAMegabyteThatIsNoText(t *testing.T) {
 	compressed, video, raw := file("ID3\x04", length), file("\x00\x00\x00\x18ftypmp42", length), file("\x01\x00\x02", length)
 	urlSafe := strings.NewReplacer("+", "-", "/", "_").Replace(picture)
 	escaped := strings.ReplaceAll(picture, "/", `\/`)
+	lines := ""
+	for i := 0; i < len(picture); i += 76 {
+		lines += picture[i:min(i+76, len(picture))] + `\n`
+	}
 	names := llm.HolderNames()
 	for _, tt := range []struct {
 		name string
@@ -124,6 +128,8 @@ func TestAMegabyteThatIsNoText(t *testing.T) {
 	}{
 		{"OpenAI, Chat Completions, a picture", llm.OpenAI, `{"messages":[{"content":[{"type":"image_url","image_url":{"url":"data:image/jpeg;base64,` + picture + `","detail":"high"}}]}]}`},
 		{"OpenAI, with escapes (laravel/ai)", llm.OpenAI, `{"messages":[{"content":[{"type":"image_url","image_url":{"url":"data:image\/jpeg;base64,` + escaped + `"}}]}]}`},
+		{"Anthropic, with + as .NET writes it", llm.Anthropic, `{"messages":[{"content":[{"source":{"data":"` + strings.ReplaceAll(picture, "+", `\u002B`) + `"}}]}]}`},
+		{"Anthropic, in lines", llm.Anthropic, `{"messages":[{"content":[{"source":{"data":"` + lines + `"}}]}]}`},
 		{"OpenAI, Responses, a picture (OmniRoute#8368)", llm.OpenAI, `{"input":[{"content":[{"type":"input_image","image_url":"data:image/jpeg;base64,` + picture + `"}]}]}`},
 		{"OpenAI, the result of a tool", llm.OpenAI, `{"input":[{"type":"function_call_output","output":[{"type":"input_image","image_url":"data:image/jpeg;base64,` + picture + `"}]}]}`},
 		{"OpenAI, a computer's screen", llm.OpenAI, `{"input":[{"type":"computer_call_output","output":{"type":"computer_screenshot","image_url":"data:image/png;base64,` + picture + `"}}]}`},
@@ -187,6 +193,30 @@ func TestAnEstimateWhileTheBodyPasses(t *testing.T) {
 	u, err := llm.OpenAI.Estimate(r)
 	require.NoError(t, err)
 	require.Equal(t, llm.Usage{Input: 1 << 20, Output: 300}, u)
+}
+
+// Escapes within base64 do not hide the size of a picture, in whatever pieces the body comes.
+func TestEscapesDoNotHideASize(t *testing.T) {
+	escaped := 0
+	for side := 400; side < 600; side++ {
+		picture := file(png(side, side), 3000)
+		if !strings.ContainsAny(picture[:44], "+/") {
+			continue
+		}
+		escaped++
+		want := estimated(t, llm.OpenAI, `{"data":"`+picture+`"}`).Input
+		for _, written := range []string{
+			strings.ReplaceAll(picture, "+", `\u002B`), strings.ReplaceAll(picture, "+", `\u002b`), strings.ReplaceAll(picture, "/", `\/`),
+			picture[:20] + `\r\n` + picture[20:40] + `\n` + picture[40:],
+		} {
+			r, err := http.NewRequest(http.MethodPost, "http://api/", onlyReader{inPieces{strings.NewReader(`{"data":"` + written + `"}`), 1}})
+			require.NoError(t, err)
+			u, err := llm.OpenAI.Estimate(r)
+			require.NoError(t, err)
+			require.Equal(t, want, u.Input, written[:60])
+		}
+	}
+	require.Positive(t, escaped)
 }
 
 // What is text stays text, wherever it stands: a quarter of its bytes.
