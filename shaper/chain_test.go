@@ -260,8 +260,7 @@ func TestTransportOfAChain(t *testing.T) {
 // A request that is sent again has left each line before, so it enters each at the head.
 func TestARetryThroughAChainEntersEachLineAtTheHead(t *testing.T) {
 	playTransport(t, "2/s depth 9", func(u *upstream) {
-		tenants, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 2}, nil })
-		require.NoError(t, err)
+		tenants := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 2}, nil }))
 		defer tenants.Close()
 		u.Limiter = shaper.Chain(u.Shaper, shaper.Chain(tenants.Limiter("a")), rate.NewLimiter(rate.Inf, 1))
 		u.Retry = true
@@ -327,8 +326,7 @@ func TestABodyIsReadAheadForAChain(t *testing.T) {
 // is not sent.
 func TestAContextIsNotAskedAgainWhenTheSlotIsSpent(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
-		group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return g.Limits(), nil })
-		require.NoError(t, err)
+		group := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return g.Limits(), nil }))
 		defer group.Close()
 		for _, row := range []struct {
 			l     shaper.Limiter
@@ -410,8 +408,7 @@ func TestAChainAsksTheWaitNThatIsAboutAShapers(t *testing.T) {
 // at most one object beside the Limiter's own.
 func TestATransportAllocatesLittlePerRequest(t *testing.T) {
 	free, capped := mustMake(t, limitsOf(t, "inf")), mustMake(t, limitsOf(t, "inf inflight 1"))
-	group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: rate.Inf}, nil })
-	require.NoError(t, err)
+	group := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: rate.Inf}, nil }))
 	defer group.Close()
 	answer := &http.Response{StatusCode: 200, Body: http.NoBody}
 	base := roundTripFunc(func(*http.Request) (*http.Response, error) { return answer, nil })
@@ -427,8 +424,7 @@ func TestATransportAllocatesLittlePerRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			transport := &shaper.Transport{Limiter: row.l, Base: base}
-			r, err := http.NewRequestWithContext(t.Context(), "GET", "http://upstream/", nil)
-			require.NoError(t, err)
+			r := must(http.NewRequestWithContext(t.Context(), "GET", "http://upstream/", nil))
 			failed := 0
 			got := testing.AllocsPerRun(1000, func() {
 				if _, err := transport.RoundTrip(r); err != nil {
@@ -445,10 +441,8 @@ func TestATransportAllocatesLittlePerRequest(t *testing.T) {
 // it out.
 func TestForecastOfAChainLeavesOutDryRuns(t *testing.T) {
 	play(t, "1 per 10s depth 9", func(g *stage) {
-		dry, err := shaper.New(limitsOf(g.t, "1 per 1h depth 1"), shaper.WithDryRun())
-		require.NoError(t, err)
-		group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limitsOf(g.t, "1 per 1h"), nil }, shaper.WithDryRun())
-		require.NoError(t, err)
+		dry := must(shaper.New(limitsOf(g.t, "1 per 1h depth 1"), shaper.WithDryRun()))
+		group := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return limitsOf(g.t, "1 per 1h"), nil }, shaper.WithDryRun()))
 		defer group.Close()
 		key := group.Limiter("a")
 		require.True(t, g.Allow())
@@ -513,8 +507,7 @@ func TestACostOfItsOwnIsChargedByEveryLimiterInEveryWay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := mustMake(t, limitsOf(t, "1/s burst 100"))
-				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return s.Limits(), nil })
-				require.NoError(t, err)
+				g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return s.Limits(), nil }))
 				defer g.Close()
 				other := rate.NewLimiter(1, 100)
 				for _, l := range []shaper.Limiter{s, g.Limiter("a"), other, shaper.Priced(shaper.Chain(s), half)} {

@@ -179,8 +179,7 @@ func TestHooksOfADryRunGetTheVerdict(t *testing.T) {
 
 // The shadow of a dry run grows to Depth at most, even if nobody looks at its state.
 func TestADryRunTakesLittleMemory(t *testing.T) {
-	s, err := shaper.New(limitsOf(t, "1 per 1h depth 50"), shaper.WithDryRun())
-	require.NoError(t, err)
+	s := must(shaper.New(limitsOf(t, "1 per 1h depth 50"), shaper.WithDryRun()))
 	call := func() {
 		if err := s.Wait(t.Context()); err != nil {
 			t.Fatal(err)
@@ -244,12 +243,10 @@ func TestTheCapDoesNotChangeWhatADryRunPredicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		predicted := func(inFlight int) (waits []time.Duration) {
 			limits := shaper.Limits{Rate: 20000, Depth: 3, InFlight: inFlight}
-			s, err := shaper.New(limits, shaper.WithDryRun())
-			require.NoError(t, err)
+			s := must(shaper.New(limits, shaper.WithDryRun()))
 			limits.Rate = 10000
 			require.NoError(t, s.SetLimits(limits))
-			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }, shaper.WithDryRun())
-			require.NoError(t, err)
+			g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }, shaper.WithDryRun()))
 			for range 5 { // One leaves at once, three would wait, and one would be refused.
 				wait, _ := s.Forecast(1)
 				ofKey, _ := g.Limiter("key").Forecast(1)
@@ -291,8 +288,7 @@ func verdictFrom(h http.Handler, ctx context.Context) string {
 
 func TestMiddlewareTellsTheVerdict(t *testing.T) {
 	play(t, "1/s depth 1", func(g *stage) {
-		group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return g.Limits(), nil }, shaper.WithDryRun())
-		require.NoError(t, err)
+		group := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return g.Limits(), nil }, shaper.WithDryRun()))
 		defer group.Close()
 		told := shaper.WithVerdictHeader("X-Verdict")
 		asked := 0
@@ -389,8 +385,7 @@ func TestARetryThroughADryRunWaitsAsItWasAskedTo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				dry, err := shaper.New(limits, shaper.WithDryRun())
-				require.NoError(t, err)
+				dry := must(shaper.New(limits, shaper.WithDryRun()))
 				begun := time.Now()
 				var sent []time.Duration
 				transport := &shaper.Transport{Limiter: limiter(dry), Retry: true, Base: roundTripFunc(func(*http.Request) (*http.Response, error) {
@@ -426,8 +421,7 @@ func TestVerdictInWords(t *testing.T) {
 }
 
 func TestAVerdictIsLeftWhereItIsWanted(t *testing.T) {
-	s, err := shaper.New(limitsOf(t, "1 per 1h depth 1"), shaper.WithDryRun())
-	require.NoError(t, err)
+	s := must(shaper.New(limitsOf(t, "1 per 1h depth 1"), shaper.WithDryRun()))
 	require.NoError(t, s.Wait(t.Context()))
 	_, ok := shaper.VerdictOf(t.Context())
 	require.False(t, ok)
@@ -475,8 +469,7 @@ func TestTheHarshestOfSeveralVerdictsCounts(t *testing.T) {
 // mustDryRun makes a dry run of a Shaper.
 func mustDryRun(t testing.TB, limits string) *shaper.Shaper {
 	t.Helper()
-	s, err := shaper.New(limitsOf(t, limits), shaper.WithDryRun())
-	require.NoError(t, err)
+	s := must(shaper.New(limitsOf(t, limits), shaper.WithDryRun()))
 	return s
 }
 

@@ -84,8 +84,7 @@ func TestWhatAFairQueueDoesNotGoTogetherWith(t *testing.T) {
 // A Middleware lets each request wait as its key.
 func TestAMiddlewareTakesTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil))
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil)))
 		var mu sync.Mutex
 		var served []string
 		h := shaper.Middleware(s, shaper.WithKey(func(r *http.Request) (string, error) {
@@ -128,8 +127,7 @@ func TestKeysOfEachProcessTakeTurnsWithABucket(t *testing.T) {
 		var last time.Duration
 		var calls sync.WaitGroup
 		for _, process := range []string{"p", "q"} {
-			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil), shaper.WithBucket(bucket, "k", shared.Options{}))
-			require.NoError(t, err)
+			s := must(shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil), shaper.WithBucket(bucket, "k", shared.Options{})))
 			defer s.Close()
 			for _, name := range []string{"z", "a1", "a2", "a3", "a4", "b1", "b2", "c1"} {
 				calls.Go(func() {
@@ -156,8 +154,7 @@ func TestKeysOfEachProcessTakeTurnsWithABucket(t *testing.T) {
 // A retry of a Transport enters at the head of its own key's line, and not of all.
 func TestARetryIsAheadOfItsOwnKeyOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil))
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil)))
 		var mu sync.Mutex
 		var sent []string
 		start := time.Now()
@@ -181,8 +178,7 @@ func TestARetryIsAheadOfItsOwnKeyOnly(t *testing.T) {
 		}
 		for _, name := range []string{"a1", "b1", "b2", "a2", "c1"} {
 			go func() {
-				r, err := http.NewRequest("GET", "http://upstream/"+name, nil)
-				require.NoError(t, err)
+				r := must(http.NewRequest("GET", "http://upstream/"+name, nil))
 				response, err := transport.RoundTrip(r)
 				require.NoError(t, err)
 				_, _ = io.Copy(io.Discard, response.Body)
@@ -192,7 +188,7 @@ func TestARetryIsAheadOfItsOwnKeyOnly(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		require.Equal(t, []string{"0s a1", "1s a1", "1.1s b1", "1.2s c1", "1.3s a2", "1.4s b2"}, sent)
-		_, err = transport.RoundTrip(httptest.NewRequest("GET", "http://upstream/broken", nil))
+		_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://upstream/broken", nil))
 		require.ErrorContains(t, err, "no key")
 	})
 }

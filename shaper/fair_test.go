@@ -91,11 +91,9 @@ func TestKeysChangeNoInstantOfDeparture(t *testing.T) {
 					instants[i] = append(instants[i], e.At)
 				}}
 			}
-			plain, err := shaper.New(l, shaper.WithTrace(trace(0)))
-			require.NoError(t, err)
+			plain := must(shaper.New(l, shaper.WithTrace(trace(0))))
 			weights := map[string]int{"b": 3, "c": 7}
-			fair, err := shaper.New(l, shaper.WithTrace(trace(1)), shaper.WithFairQueue(func(key string) int { return weights[key] }))
-			require.NoError(t, err)
+			fair := must(shaper.New(l, shaper.WithTrace(trace(1)), shaper.WithFairQueue(func(key string) int { return weights[key] })))
 			for range 100 {
 				key := string(rune('a' + r.IntN(5)))
 				go func() { _ = plain.Wait(context.Background()) }()
@@ -139,8 +137,7 @@ func TestSharesFollowWeights(t *testing.T) {
 	left := make(map[string]int)
 	weights := map[string]int{"gold": 4, "silver": 2, "none": 0, "much": 5000}
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 5000}, shaper.WithFairQueue(func(key string) int { return weights[key] }))
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 1000, Depth: 5000}, shaper.WithFairQueue(func(key string) int { return weights[key] })))
 		for key := range weights {
 			for i := range 1000 {
 				go func() {
@@ -223,8 +220,7 @@ func TestAWeightIsFromOneToAThousand(t *testing.T) {
 // served all the same, and never pushed out.
 func TestMadeUpKeysStarveNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 50}, shaper.WithFairQueue(nil))
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 100, Depth: 50}, shaper.WithFairQueue(nil)))
 		served := 0
 		var refused error
 		go func() {
@@ -254,8 +250,7 @@ func TestMadeUpKeysStarveNobody(t *testing.T) {
 // A key that sends its next request when the last one has left gets its share, and no more.
 func TestOneByOneGainsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 5000}, shaper.WithFairQueue(nil))
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 100, Depth: 5000}, shaper.WithFairQueue(nil)))
 		for i := range 9 * 400 {
 			go func() { _ = s.For(strconv.Itoa(i % 9)).Wait(context.Background()) }()
 		}
@@ -276,8 +271,7 @@ func TestOneByOneGainsNothing(t *testing.T) {
 
 func TestKeysThatHaveLeftTakeNoMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 1e6, Depth: 1 << 20}, shaper.WithFairQueue(nil))
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 1e6, Depth: 1 << 20}, shaper.WithFairQueue(nil)))
 		inUse := func() int64 {
 			runtime.GC()
 			var m runtime.MemStats
@@ -400,8 +394,7 @@ func TestShutdownLetsAllKeysLeave(t *testing.T) {
 // The costs of a key may add up to more than an int of 32 bits counts.
 func TestTheCostOfALineIsTheGreatestIntAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 1e9, Depth: 9}, shaper.WithFairQueue(nil))
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 1e9, Depth: 9}, shaper.WithFairQueue(nil)))
 		defer s.Close()
 		for range 4 { // The first leaves.
 			go func() { _ = s.For("a").WaitN(context.Background(), 1e9) }()
@@ -726,8 +719,7 @@ func TestAForecastCountsNoRequestThatItWouldPushOut(t *testing.T) {
 func TestARequestThatMayLeaveInTimeIsAdmittedHoweverManyKeysWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 3000
-		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 4 * keys}, shaper.WithFairQueue(nil))
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 1000, Depth: 4 * keys}, shaper.WithFairQueue(nil)))
 		r := rand.New(rand.NewPCG(3, 33))
 		stay, end := context.WithCancel(context.Background())
 		for i := range keys {

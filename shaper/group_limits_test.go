@@ -257,8 +257,7 @@ func TestKeysThatDoNotEqualThemselvesShare(t *testing.T) {
 // As a map does, a Group panics for keys that can't be compared; and goes on.
 func TestAKeyThatCannotBeComparedPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(any) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Burst: 9}, nil })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(any) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Burst: 9}, nil }))
 		defer g.Close()
 		type pair struct {
 			number float64

@@ -182,8 +182,7 @@ func TestAHoldFromOverflowCanBeEnded(t *testing.T) {
 }
 
 func TestTheDefaultOfMaxKeys(t *testing.T) {
-	g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 1.0 / 3600}, nil })
-	require.NoError(t, err)
+	g := must(shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 1.0 / 3600}, nil }))
 	for key := range shaper.DefaultMaxKeys + 5 {
 		if !g.Allow(key) && key < shaper.DefaultMaxKeys {
 			require.FailNow(t, "refused", "key %d", key)

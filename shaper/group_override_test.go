@@ -91,8 +91,7 @@ func TestImpossibleLimitsOfOneKeyChangeNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := errors.New("no limits")
 		var fails error
-		g, err := shaper.NewGroup(func(float64) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 5}, fails })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(float64) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 5}, fails }))
 		bad := shaper.Limits{Rate: -1}
 		require.Equal(t, bad.Validate(), g.SetLimits(1, bad))
 		require.ErrorContains(t, g.SetLimits(math.NaN(), shaper.Limits{Rate: 1}), "does not equal itself")
@@ -119,8 +118,7 @@ func TestImpossibleLimitsOfOneKeyChangeNothing(t *testing.T) {
 
 // Whoever can set limits of keys cannot fill the memory with them.
 func TestLimitsOfSingleKeysAreBounded(t *testing.T) {
-	g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
-	require.NoError(t, err)
+	g := must(shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }))
 	l := shaper.Limits{Rate: 1, Burst: 2}
 	for key := range 1000 {
 		require.NoError(t, g.SetLimits(key, l))

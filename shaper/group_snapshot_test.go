@@ -176,15 +176,13 @@ func TestTopOutlivesARestart(t *testing.T) {
 func roundTrip[K comparable](t *testing.T, keys ...K) (levels map[K]float64, saved, restored error) {
 	t.Helper()
 	limits := func(K) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Burst: 99}, nil }
-	before, err := shaper.NewGroup(limits)
-	require.NoError(t, err)
+	before := must(shaper.NewGroup(limits))
 	for i, key := range keys {
 		require.True(t, before.AllowN(key, i+1))
 		require.False(t, before.AllowN(key, 99))
 	}
 	data, saved := before.Snapshot()
-	after, err := shaper.NewGroup(limits)
-	require.NoError(t, err)
+	after := must(shaper.NewGroup(limits))
 	restored = after.Restore(data)
 	levels = map[K]float64{}
 	for key, st := range after.All() {
@@ -289,8 +287,7 @@ func TestABadSnapshotOfAGroupChangesNothing(t *testing.T) {
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(any) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(any) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }))
 		require.ErrorContains(t, g.Restore([]byte(head+`"buckets":[{"key":[1]}]}`)), "can't be compared")
 		require.NoError(t, g.Close())
 		require.Equal(t, shaper.ErrClosed, g.Restore([]byte(head+`"buckets":[],"top":{}}`)))
@@ -327,10 +324,9 @@ func FuzzRestoreGroup(f *testing.F) {
 // keys.
 func restoreAnything[K comparable](t *testing.T, data []byte) {
 	limits := func(K) (shaper.Limits, error) { return shaper.Limits{Rate: 7, Burst: 99}, nil }
-	g, err := shaper.NewGroup(limits, shaper.WithMaxKeys(3), shaper.WithBlock(time.Hour))
-	require.NoError(t, err)
+	g := must(shaper.NewGroup(limits, shaper.WithMaxKeys(3), shaper.WithBlock(time.Hour)))
 	defer func() { _ = g.Close() }()
-	err = g.Restore(data)
+	err := g.Restore(data)
 	require.LessOrEqual(t, g.Stats().Keys, 3)
 	if err != nil {
 		require.Zero(t, g.Stats().Keys, "an error of keys can't come from these limits")
@@ -341,8 +337,7 @@ func restoreAnything[K comparable](t *testing.T, data []byte) {
 	}
 	again, err := g.Snapshot()
 	require.NoError(t, err, "a key that could be read can be written")
-	h, err := shaper.NewGroup(limits, shaper.WithBlock(time.Hour))
-	require.NoError(t, err)
+	h := must(shaper.NewGroup(limits, shaper.WithBlock(time.Hour)))
 	defer func() { _ = h.Close() }()
 	require.NoError(t, h.Restore(again))
 	require.Equal(t, g.Top(2000), h.Top(2000))
@@ -353,8 +348,7 @@ func TestManyKeysOutliveARestart(t *testing.T) {
 	t.Parallel()
 	keys := rounds(20_000, 100_000, 1_000_000) // A million take a quarter of a minute of CPU time.
 	limits := func(int) (shaper.Limits, error) { return shaper.Limits{Rate: rate.Limit(1) / 3600, Burst: 3}, nil }
-	before, err := shaper.NewGroup(limits, shaper.WithMaxKeys(keys))
-	require.NoError(t, err)
+	before := must(shaper.NewGroup(limits, shaper.WithMaxKeys(keys)))
 	for key := range keys {
 		require.True(t, before.AllowN(key, 1+key%3))
 	}
@@ -363,8 +357,7 @@ func TestManyKeysOutliveARestart(t *testing.T) {
 	require.NoError(t, err)
 	took := time.Since(begin)
 	require.NoError(t, before.Close())
-	after, err := shaper.NewGroup(limits, shaper.WithMaxKeys(keys))
-	require.NoError(t, err)
+	after := must(shaper.NewGroup(limits, shaper.WithMaxKeys(keys)))
 	begin = time.Now()
 	require.NoError(t, after.Restore(data))
 	t.Logf("%d keys: Snapshot took %v, %d bytes; Restore took %v", keys, took, len(data), time.Since(begin))
@@ -384,14 +377,12 @@ func TestAKeyIsSavedAndRestoredWithFewAllocations(t *testing.T) {
 	limits := func(string) (shaper.Limits, error) {
 		return shaper.Limits{Rate: rate.Every(time.Hour), Burst: 9}, nil
 	}
-	from, err := shaper.NewGroup(limits)
-	require.NoError(t, err)
+	from := must(shaper.NewGroup(limits))
 	for i := range keys {
 		require.True(t, from.Allow(fmt.Sprint("client", i)))
 	}
 	perKey := testing.AllocsPerRun(3, func() {
-		to, err := shaper.NewGroup(limits)
-		require.NoError(t, err)
+		to := must(shaper.NewGroup(limits))
 		snapshot, err := from.Snapshot()
 		require.NoError(t, err)
 		require.NoError(t, to.Restore(snapshot))
@@ -446,8 +437,7 @@ func TestCost0PassesWithoutItsKey(t *testing.T) {
 }
 
 func TestAGroupsMiddlewareNeedsAKey(t *testing.T) {
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
-	require.NoError(t, err)
+	g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }))
 	require.PanicsWithValue(t, "shaper: Group.Middleware needs a function that tells the key of a request",
 		func() { g.Middleware(nil) })
 }

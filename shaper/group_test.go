@@ -219,8 +219,7 @@ func TestIdleKeysKeepNoMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g, err := shaper.NewGroup(func(key int) (shaper.Limits, error) { return limits(key), nil })
-				require.NoError(t, err)
+				g := must(shaper.NewGroup(func(key int) (shaper.Limits, error) { return limits(key), nil }))
 				time.Sleep(time.Millisecond) // What is made at the instant of a sweep may go with it.
 				before := heapInUse()
 				for key := range keys {

@@ -165,8 +165,7 @@ func TestAnUnlimitedKeyCanBeHeld(t *testing.T) {
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(float64) (shaper.Limits, error) { return limitsOf(t, "inf"), nil })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(float64) (shaper.Limits, error) { return limitsOf(t, "inf"), nil }))
 		shaper.SpreadHomes(g, math.NaN(), 1)
 		require.True(t, g.Allow(math.NaN()))
 		g.Limiter(math.NaN()).Hold(time.Second)

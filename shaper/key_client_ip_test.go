@@ -325,8 +325,7 @@ func TestSpoofedAddressesChangeNobodysWait(t *testing.T) {
 	// admitted.
 	waits := func(attacked bool) (left []string, admitted int, st shaper.GroupStats) {
 		playKeys(t, "inf", func(g *groupStage) {
-			group, err := shaper.NewGroup(limitsUnderAttack, shaper.WithMaxKeys(maxKeys))
-			require.NoError(t, err)
+			group := must(shaper.NewGroup(limitsUnderAttack, shaper.WithMaxKeys(maxKeys)))
 			defer group.Close()
 			h := group.Middleware(shaper.ByClientIP())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 			require.Equal(t, 200, from(h, attacker))
@@ -402,8 +401,7 @@ func TestSpoofedAddressesTakeNoMoreMemory(t *testing.T) {
 	}
 	const maxKeys = 10_000
 	empty := heapInUse()
-	group, err := shaper.NewGroup(limitsUnderAttack, shaper.WithMaxKeys(maxKeys))
-	require.NoError(t, err)
+	group := must(shaper.NewGroup(limitsUnderAttack, shaper.WithMaxKeys(maxKeys)))
 	defer group.Close()
 	h := group.Middleware(shaper.ByClientIP())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	flood := func(begin, end int) (admitted int) {

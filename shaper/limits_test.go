@@ -110,8 +110,7 @@ func TestLimitsString(t *testing.T) {
 		{shaper.Limits{Rate: 1, MaxWait: math.MaxInt64}, "1/s depth 0 wait 9223372036854775807ns"},
 	} {
 		require.Equal(t, test.want, test.l.String())
-		back, err := shaper.ParseLimits(test.want)
-		require.NoError(t, err)
+		back := must(shaper.ParseLimits(test.want))
 		require.Equal(t, test.l, back)
 	}
 }
@@ -169,8 +168,7 @@ func TestLimitsStringIsReadBackExactly(t *testing.T) {
 			l.Burst = 0
 		}
 		require.NoError(t, l.Validate())
-		back, err := shaper.ParseLimits(l.String())
-		require.NoError(t, err)
+		back := must(shaper.ParseLimits(l.String()))
 		require.Equal(t, l, back, "%v", l)
 	}
 }
@@ -655,8 +653,7 @@ func FuzzParseLimits(f *testing.F) {
 		}
 		require.True(t, grammar.MatchString(text), "%q is taken", text)
 		require.NoError(t, l.Validate())
-		back, err := shaper.ParseLimits(l.String())
-		require.NoError(t, err)
+		back := must(shaper.ParseLimits(l.String()))
 		require.Equal(t, l, back, "%q", text)
 	})
 }

@@ -75,8 +75,7 @@ func TestLinePredictsEachDeparture(t *testing.T) {
 			if dry {
 				opts = append(opts, shaper.WithDryRun())
 			}
-			s, err := shaper.New(l, opts...)
-			require.NoError(t, err)
+			s := must(shaper.New(l, opts...))
 			for range 1 + r.IntN(30) {
 				enters(s.WaitN, 1+r.IntN(5))
 				time.Sleep(time.Duration(r.IntN(3)) * msec)
@@ -144,8 +143,7 @@ func TestLineWithACapDoesNotShowAStampede(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limits := shaper.Limits{Rate: 1, Depth: 10, InFlight: 1}
 		s := mustMake(t, limits)
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }))
 		t0 := time.Now()
 		var ends []func()
 		left := make(chan time.Duration, 6)
@@ -173,7 +171,7 @@ func TestLineWithACapDoesNotShowAStampede(t *testing.T) {
 		}
 		require.Equal(t, want, shown(s.Line(9)), "before anything else has looked")
 		require.Equal(t, want, shown(g.Limiter("key").Line(9)))
-		_, err = s.Forecast(1)
+		_, err := s.Forecast(1)
 		require.NoError(t, err)
 		require.Equal(t, want, shown(s.Line(9)))
 		ends[0]()
@@ -190,8 +188,7 @@ func TestLineOfAKeyMakesNoBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
 		limits := func(string) (shaper.Limits, error) { asked++; return shaper.Limits{Rate: 1, Depth: 9}, nil }
-		g, err := shaper.NewGroup(limits, shaper.WithMaxKeys(1))
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(limits, shaper.WithMaxKeys(1)))
 		require.Nil(t, g.Limiter("a").Line(5))
 		require.Zero(t, g.Stats().Keys)
 		require.Zero(t, asked)

@@ -136,8 +136,7 @@ func TestALineTimeoutOutOfRangeMakesNoShaper(t *testing.T) {
 // A caller can tell it from one that has not waited, and is told when to come back.
 func TestWhoHasWaitedTooLongIsAnsweredSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 1, Depth: 9}, shaper.WithLineTimeout(1500*ms))
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 1, Depth: 9}, shaper.WithLineTimeout(1500*ms)))
 		require.NoError(t, s.Wait(context.Background()))
 		w := httptest.NewRecorder()
 		go shaper.Middleware(s)(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
@@ -199,8 +198,7 @@ func TestARetryHasTheBoundOfItsFirstTry(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 9}, shaper.WithLineTimeout(3500*ms))
-				require.NoError(t, err)
+				s := must(shaper.New(shaper.Limits{Rate: 10, Depth: 9}, shaper.WithLineTimeout(3500*ms)))
 				start, sent := time.Now(), 0
 				upstream := roundTripper(func(*http.Request) (*http.Response, error) {
 					sent++
@@ -227,8 +225,7 @@ func TestARetryHasTheBoundOfItsFirstTry(t *testing.T) {
 func TestARetryOfAReservedRequestHasTheBoundOfItsMiddleware(t *testing.T) {
 	for after, want := range map[string]string{"2": "3s 200", "3": "1s 429"} {
 		synctest.Test(t, func(t *testing.T) {
-			s, err := shaper.New(shaper.Limits{Rate: 1, Depth: 9}, shaper.WithLineTimeout(3*time.Second))
-			require.NoError(t, err)
+			s := must(shaper.New(shaper.Limits{Rate: 1, Depth: 9}, shaper.WithLineTimeout(3*time.Second)))
 			require.NoError(t, s.Wait(context.Background()))
 			start, sent := time.Now(), 0
 			transport := shaper.Transport{Limiter: s, Retry: true, Base: roundTripper(func(*http.Request) (*http.Response, error) {
@@ -275,10 +272,8 @@ func TestARequestMaySayHowLongItWaits(t *testing.T) {
 	} {
 		t.Run(field, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				first, err := shaper.New(shaper.Limits{Rate: 1, Depth: 9})
-				require.NoError(t, err)
-				second, err := shaper.New(shaper.Limits{Rate: 0.5, Depth: 9})
-				require.NoError(t, err)
+				first := must(shaper.New(shaper.Limits{Rate: 1, Depth: 9}))
+				second := must(shaper.New(shaper.Limits{Rate: 0.5, Depth: 9}))
 				// The waits of both lines count.
 				handler := shaper.Middleware(shaper.Chain(first, second), shaper.WithWaitField("X-Wait"))(http.NotFoundHandler())
 				start := time.Now()

@@ -83,8 +83,7 @@ func TestATransportReservesAtEachLevel(t *testing.T) {
 				},
 			}
 			send := func(_ http.ResponseWriter, r *http.Request) {
-				out, err := http.NewRequestWithContext(r.Context(), "GET", "http://api", nil)
-				require.NoError(t, err)
+				out := must(http.NewRequestWithContext(r.Context(), "GET", "http://api", nil))
 				response, err := transport.RoundTrip(out)
 				require.NoError(t, err)
 				require.Equal(t, 200, response.StatusCode)

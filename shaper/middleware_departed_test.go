@@ -221,8 +221,7 @@ func TestADepartedClientIsSeenInHTTP2(t *testing.T) {
 			e.waiting(1)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			r, err := http.NewRequestWithContext(ctx, "POST", e.URL+"/gone", c.body)
-			require.NoError(t, err)
+			r := must(http.NewRequestWithContext(ctx, "POST", e.URL+"/gone", c.body))
 			r.ContentLength = c.length
 			became := do(e.Client(), r)
 			e.waiting(2)
@@ -250,8 +249,7 @@ func TestADepartedClientIsSeenInHTTP2(t *testing.T) {
 // limitedInFlight is a Shaper that is limited by its cap alone.
 func limitedInFlight(t *testing.T, inFlight, depth int) *shaper.Shaper {
 	t.Helper()
-	s, err := shaper.New(shaper.Limits{Rate: rate.Inf, Depth: depth, InFlight: inFlight})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: rate.Inf, Depth: depth, InFlight: inFlight}))
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -433,8 +431,7 @@ func TestQueuedUploadsDoNotStallAnotherOnTheirConnection(t *testing.T) {
 // refusingHandler returns a handler behind a shaper that refuses every request.
 func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler {
 	t.Helper()
-	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour)})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: rate.Every(time.Hour)}))
 	require.True(t, s.Allow())
 	return shaper.Middleware(s, opts...)(http.HandlerFunc(
 		func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") }))
@@ -608,8 +605,7 @@ func duplexSite(events <-chan string) http.Handler {
 // proxyTo stands for the upstream that a shaper usually protects.
 func proxyTo(t *testing.T, addr string) http.Handler {
 	t.Helper()
-	target, err := url.Parse("http://" + addr)
-	require.NoError(t, err)
+	target := must(url.Parse("http://" + addr))
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &httputil.ReverseProxy{

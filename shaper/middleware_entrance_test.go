@@ -47,8 +47,7 @@ type entrance struct {
 
 func newEntrance(t testing.TB, depth int) *entrance {
 	t.Helper()
-	s, err := shaper.New(limitsOf(t, fmt.Sprintf("1 per 1h depth %d", depth)))
-	require.NoError(t, err)
+	s := must(shaper.New(limitsOf(t, fmt.Sprintf("1 per 1h depth %d", depth))))
 	require.True(t, s.Allow())
 	e := &entrance{
 		Shaper: s, t: t, limiter: s,
@@ -103,8 +102,7 @@ func withHook(t *testing.T) {
 
 func limitsOf(t testing.TB, text string) shaper.Limits {
 	t.Helper()
-	l, err := shaper.ParseLimits(text)
-	require.NoError(t, err)
+	l := must(shaper.ParseLimits(text))
 	return l
 }
 
@@ -552,8 +550,7 @@ func countConnections(n *atomic.Int64) func(*http.Server) {
 // stuckShaper is one whose line moves only when its limits change.
 func stuckShaper(t *testing.T, depth int) *shaper.Shaper {
 	t.Helper()
-	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: depth})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: depth}))
 	require.True(t, s.Allow())
 	t.Cleanup(func() { _ = s.Close() })
 	return s
@@ -594,8 +591,7 @@ func readAnswer(r *bufio.Reader) (*http.Response, error) {
 // send sends a request in the background and returns what will become of it.
 func send(ctx context.Context, t *testing.T, client *http.Client, url string, body io.Reader) <-chan string {
 	t.Helper()
-	r, err := http.NewRequestWithContext(ctx, "POST", url, body)
-	require.NoError(t, err)
+	r := must(http.NewRequestWithContext(ctx, "POST", url, body))
 	return do(client, r)
 }
 

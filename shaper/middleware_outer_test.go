@@ -242,10 +242,8 @@ func TestARefusalSpeaksOfALineOnlyWhereThereIsOne(t *testing.T) {
 		{"1/h depth 1", time.Minute, blocked, blocked},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			l, err := shaper.ParseLimits(row.limits)
-			require.NoError(t, err)
-			s, err := shaper.New(l, shaper.WithBlock(row.block))
-			require.NoError(t, err)
+			l := must(shaper.ParseLimits(row.limits))
+			s := must(shaper.New(l, shaper.WithBlock(row.block)))
 			h := shaper.Middleware(s)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 			visit := func() string {
 				rec := httptest.NewRecorder()
@@ -263,7 +261,7 @@ func TestARefusalSpeaksOfALineOnlyWhereThereIsOne(t *testing.T) {
 			for range 20 { // Those that follow are refused without the lock.
 				require.Equal(t, row.later, visit(), row.limits)
 			}
-			err = s.Wait(t.Context())
+			err := s.Wait(t.Context())
 			require.Equal(t, row.first == noLine, errors.Is(err, shaper.ErrNoLine))
 			require.Equal(t, row.block > 0, errors.Is(err, shaper.ErrBlocked))
 			rejected, ok := errors.AsType[*shaper.RejectError](fmt.Errorf("wrapped: %w", err))
@@ -509,8 +507,7 @@ func TestATransportSendsWhatMiddlewareHasReserved(t *testing.T) {
 				transport := shaper.Transport{Limiter: s, Base: upstream, Retry: c.retry}
 				start := time.Now()
 				w := serveReserved(func(w http.ResponseWriter, r *http.Request) {
-					out, err := http.NewRequestWithContext(r.Context(), "GET", "http://upstream.example", nil)
-					require.NoError(t, err)
+					out := must(http.NewRequestWithContext(r.Context(), "GET", "http://upstream.example", nil))
 					response, err := transport.RoundTrip(out)
 					require.NoError(t, err)
 					require.True(t, shaper.Settle(r, 4))

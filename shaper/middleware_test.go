@@ -500,8 +500,7 @@ func (o ownWait) WaitN(ctx context.Context, n int) error {
 // Without a cap a handler gets the ResponseWriter and the request that came. In a dry run no request
 // is in flight, so its cap is none. For a cost of 0 the Limiter is not asked.
 func TestWithoutACapNothingIsWrapped(t *testing.T) {
-	s, err := shaper.New(shaper.Limits{Rate: rate.Inf})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: rate.Inf}))
 	asked := 0
 	for name, l := range map[string]shaper.Limiter{
 		"Shaper": s, "x/time": rate.NewLimiter(rate.Inf, 1), "Shaper inside": ownWait{s, &asked}, "dry run": mustDryRun(t, "inf inflight 1"),

@@ -324,8 +324,7 @@ func TestAHijackerGetsTheBodyThatWasReadAhead(t *testing.T) {
 					time.Sleep(2 * timeout) // Longer than any deadline of ours or of the server.
 					v.send("hello, and more"[len(sent):])
 					require.Equal(t, "hello, and more", realtime.Next(t, all))
-					back, err := io.ReadAll(v)
-					require.NoError(t, err)
+					back := must(io.ReadAll(v))
 					require.Equal(t, "bye", string(back))
 				})
 			})
@@ -385,8 +384,7 @@ func TestAHandlerNeedNotReadABodyThatIsReadAhead(t *testing.T) {
 				v := e.open().visit(post("/", "he"))
 				e.waiting(1)
 				e.admit("100/s depth 1")
-				all, err := io.ReadAll(v)
-				require.NoError(t, err)
+				all := must(io.ReadAll(v))
 				line, _, _ := strings.Cut(string(all), "\r\n")
 				require.Equal(t, c.answer, line)
 			})
@@ -525,8 +523,7 @@ func (c *hastyConn) Read(p []byte) (int, error) {
 func openLimiters(t *testing.T) map[string]func(http.Handler) http.Handler {
 	always := limitsOf(t, "inf")
 	group := func(opts ...shaper.GroupOption) *shaper.Group[string] {
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return always, nil }, opts...)
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return always, nil }, opts...))
 		t.Cleanup(func() { _ = g.Close() })
 		return g
 	}

@@ -105,8 +105,7 @@ func TestAWaitWithoutAnEndAllocatesNothing(t *testing.T) {
 
 func mustMake(tb testing.TB, l shaper.Limits) *shaper.Shaper {
 	tb.Helper()
-	s, err := shaper.New(l)
-	require.NoError(tb, err)
+	s := must(shaper.New(l))
 	tb.Cleanup(func() { _ = s.Close() })
 	return s
 }

@@ -82,8 +82,7 @@ func TestAPassedDeadlineOnALiveContextIsTooLate(t *testing.T) {
 // On the real clock too, where time goes on between the reading of the deadline
 // and the lock, and a deadline may lie further back than a duration reaches.
 func TestADeadlineOfAnotherAgeIsTooLate(t *testing.T) {
-	s, err := shaper.New(shaper.Limits{Rate: 1e6, Depth: 9})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: 1e6, Depth: 9}))
 	for _, deadline := range []time.Time{{}, time.Unix(0, 0), time.Now(), time.Now().Add(math.MinInt64)} {
 		require.ErrorIs(t, s.Wait(overdue{context.Background(), deadline}), shaper.ErrTooLate, "%v", deadline)
 	}
@@ -92,8 +91,7 @@ func TestADeadlineOfAnotherAgeIsTooLate(t *testing.T) {
 
 // A deadline without a reading of the monotonic clock is one of the wall clock.
 func TestADeadlineOnTheWallClock(t *testing.T) {
-	s, err := shaper.New(shaper.Limits{Rate: 1. / 3600, Depth: 9})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: 1. / 3600, Depth: 9}))
 	require.NoError(t, s.Wait(overdue{context.Background(), time.Now().Round(0).Add(time.Hour)}))
 	require.ErrorIs(t, s.Wait(overdue{context.Background(), time.Now().Round(0).Add(time.Hour / 2)}), shaper.ErrTooLate)
 }
@@ -331,10 +329,8 @@ func TestARefusalInLineIsRememberedAtItsInstant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limits := shaper.Limits{Rate: 1, Depth: 1}
 		slow := shaper.WithTrace(&shaper.Trace{Refused: func(context.Context, shaper.Event) { time.Sleep(time.Minute) }})
-		s, err := shaper.New(limits, slow)
-		require.NoError(t, err)
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }, slow)
-		require.NoError(t, err)
+		s := must(shaper.New(limits, slow))
+		g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }, slow))
 		for range 2 {
 			go s.Wait(context.Background())
 			go g.Wait(context.Background(), "key")

@@ -144,8 +144,7 @@ func TestSettledIsAsIfTheCostHadBeenKnown(t *testing.T) {
 		for _, limits := range []string{"8/s burst 40 depth 99", "1000/min burst 12 depth 99", "0.5/s burst 9 depth 99"} {
 			play(t, limits, func(g *stage) {
 				chance := rand.New(rand.NewPCG(seed, 1))
-				known, err := shaper.New(g.Limits())
-				require.NoError(t, err)
+				known := must(shaper.New(g.Limits()))
 				var calls sync.WaitGroup
 				for range 40 {
 					estimate := 1 + chance.IntN(12)
@@ -172,8 +171,7 @@ func TestASettleIsExactWhileOthersAreOpen(t *testing.T) {
 	for seed := range uint64(rounds(20, 400, 4000)) {
 		play(t, "7/s burst 60 depth 99", func(g *stage) {
 			chance := rand.New(rand.NewPCG(seed, 2))
-			known, err := shaper.New(g.Limits())
-			require.NoError(t, err)
+			known := must(shaper.New(g.Limits()))
 			var settles []func()
 			for range 60 {
 				if estimate := 1 + chance.IntN(12); g.Stats().Level+float64(estimate) <= 60 {
@@ -328,8 +326,7 @@ func TestSettleAfterCloseAndTwice(t *testing.T) {
 
 // Whoever settles, and how often: once counts.
 func TestOneOfManySettlesCounts(t *testing.T) {
-	s, err := shaper.New(shaper.Limits{Rate: 0.01, Burst: 100_000})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: 0.01, Burst: 100_000}))
 	var all sync.WaitGroup
 	for range 50 {
 		settle, err := s.Reserve(context.Background(), 100)
@@ -423,8 +420,7 @@ func TestOnlyWholeUnitsComeBack(t *testing.T) {
 }
 
 func TestForgottenReservationsAreBounded(t *testing.T) {
-	s, err := shaper.New(shaper.Limits{Rate: 40, Burst: 1 << 30})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: 40, Burst: 1 << 30}))
 	first, err := s.Reserve(context.Background(), 100)
 	require.NoError(t, err)
 	before := heapInUse()
@@ -454,10 +450,8 @@ func TestForgottenReservationsAreBounded(t *testing.T) {
 // What two requests have reserved may be more than an int holds.
 func TestReservedIsAtMostTheGreatestInt(t *testing.T) {
 	l := shaper.Limits{Rate: rate.Inf}
-	s, err := shaper.New(l)
-	require.NoError(t, err)
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil })
-	require.NoError(t, err)
+	s := must(shaper.New(l))
+	g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }))
 	var settles []func(int)
 	for range 2 {
 		one, err := s.Reserve(t.Context(), math.MaxInt)
@@ -591,8 +585,7 @@ func TestReservationsThatCloseRefusesInAShadowAreForgotten(t *testing.T) {
 // The bucket of a key is charged that the key has then.
 func TestASettleChargesTheBucketThatTheKeyHasThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 10, Burst: 10, Depth: 9}, nil })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 10, Burst: 10, Depth: 9}, nil }))
 		ctx := context.Background()
 		a, err := g.Limiter("a").Reserve(ctx, 5)
 		require.NoError(t, err)
@@ -630,8 +623,7 @@ func TestAllEntrancesOfAKeyLeadToItsBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		l := shaper.Limits{Rate: 1, Burst: 10, Depth: 9}
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }))
 		a := g.Limiter("a")
 		require.NoError(t, a.Do(ctx, 2, func(context.Context) error { return nil }))
 		require.True(t, a.AllowN(1))
@@ -640,8 +632,7 @@ func TestAllEntrancesOfAKeyLeadToItsBucket(t *testing.T) {
 		require.InDelta(t, 4, a.Stats().Level, 1e-9)
 		require.Zero(t, g.Limiter("b").Stats().Level)
 
-		s, err := shaper.New(l, shaper.WithFairQueue(nil))
-		require.NoError(t, err)
+		s := must(shaper.New(l, shaper.WithFairQueue(nil)))
 		s.For("a").AtMost(6)
 		require.InDelta(t, 4, s.Stats().Level, 1e-9)
 		wait, err := s.For("b").Forecast(7)
@@ -662,10 +653,8 @@ func TestAllEntrancesOfAKeyLeadToItsBucket(t *testing.T) {
 // A Chain reserves in each of its Limiters, and gives back what a later one refuses.
 func TestAChainSettlesWithAllItsLimiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		requests, err := shaper.New(shaper.Limits{Rate: 1, Burst: 10})
-		require.NoError(t, err)
-		tokens, err := shaper.New(shaper.Limits{Rate: 10, Burst: 100})
-		require.NoError(t, err)
+		requests := must(shaper.New(shaper.Limits{Rate: 1, Burst: 10}))
+		tokens := must(shaper.New(shaper.Limits{Rate: 10, Burst: 100}))
 		c := shaper.Chain(shaper.Priced(requests, func(int) int { return 1 }), tokens)
 		settle, err := c.Reserve(context.Background(), 80)
 		require.NoError(t, err)

@@ -125,8 +125,7 @@ func TestATransportSettlesWithoutABody(t *testing.T) {
 
 // If Actual or HoldFor panics nobody else has the response, so its body is closed, and the estimate stands.
 func TestATransportClosesAResponseThatAPanicWouldLose(t *testing.T) {
-	s, err := shaper.New(shaper.Limits{Rate: 0.01, Burst: 100, InFlight: 1})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: 0.01, Burst: 100, InFlight: 1}))
 	for _, transport := range []shaper.Transport{
 		{Actual: func(*http.Response) func() int { panic("actual") }},
 		{HoldFor: func(*http.Response) time.Duration { panic("hold") }},
@@ -145,16 +144,14 @@ func TestATransportClosesAResponseThatAPanicWouldLose(t *testing.T) {
 }
 
 func requestTo(t *testing.T) *http.Request {
-	r, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://upstream/", nil)
-	require.NoError(t, err)
+	r := must(http.NewRequestWithContext(context.Background(), http.MethodGet, "http://upstream/", nil))
 	return r
 }
 
 // Other limiters than a Shaper settle too, if they can, and are left alone if not.
 func TestATransportSettlesWithAnyLimiterThatCan(t *testing.T) {
 	play(t, "1/s burst 100", func(g *stage) {
-		keys, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return g.Limits(), nil })
-		require.NoError(t, err)
+		keys := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return g.Limits(), nil }))
 		embedded := &struct{ *shaper.Shaper }{g.Shaper}
 		for name, test := range map[string]struct {
 			limiter shaper.Limiter
@@ -177,7 +174,7 @@ func TestATransportSettlesWithAnyLimiterThatCan(t *testing.T) {
 			Limiter: rate.NewLimiter(rate.Inf, 0), Base: answers("x"),
 			Actual: func(*http.Response) func() int { panic("a limiter that can't settle has nothing to be told") },
 		}
-		_, err = asked.RoundTrip(requestTo(t))
+		_, err := asked.RoundTrip(requestTo(t))
 		require.NoError(t, err)
 	})
 }
@@ -202,8 +199,7 @@ func TestHoldForStandsInPlaceOfWhatIsRead(t *testing.T) {
 						}}
 						answer, err := client.Get("http://upstream/")
 						require.NoError(t, err)
-						text, err := io.ReadAll(answer.Body)
-						require.NoError(t, err)
+						text := must(io.ReadAll(answer.Body))
 						if refusals[status] && span > 0 && retry {
 							require.Equal(t, "again", string(text))
 							g.note("sent again")
@@ -263,8 +259,7 @@ func TestGitHubsRefusalsPauseTheLine(t *testing.T) {
 					}}
 					answer, err := client.Get("https://api.github.com/")
 					require.NoError(t, err)
-					text, err := io.ReadAll(answer.Body)
-					require.NoError(t, err)
+					text := must(io.ReadAll(answer.Body))
 					g.note(string(text))
 					g.saw(c.want)
 				})

@@ -351,8 +351,7 @@ func TestTheZeroShaperSaysToUseNew(t *testing.T) {
 // one bubble to another, or to plain code, which is a fatal error.
 func TestBubblesAndPlainCodeShareAProcess(t *testing.T) {
 	waitThrice := func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 10_000, Depth: 3})
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 10_000, Depth: 3}))
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() { _ = s.Wait(context.Background()) })

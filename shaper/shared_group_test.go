@@ -50,8 +50,7 @@ func TestAForecastForANewKeyKnowsOfTheOutage(t *testing.T) {
 	} {
 		for _, limits := range []string{"10/s depth 9", "10/s burst 4", "10/s depth 9 inflight 2"} {
 			synctest.Test(t, func(t *testing.T) {
-				l, err := shaper.ParseLimits(limits)
-				require.NoError(t, err)
+				l := must(shaper.ParseLimits(limits))
 				m := buckettest.NewMemory()
 				m.SetDelay(ms, ms)
 				g := sharedGroup(t, m, l, shared.Options{Fallback: fallback})

@@ -38,8 +38,7 @@ type processes struct {
 // share runs a timeline in a bubble, with n processes whose way to the bucket takes half of rtt.
 func share(t *testing.T, n int, limits string, rtt time.Duration, timeline func(p *processes), opts ...any) {
 	t.Helper()
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
+	l := must(shaper.ParseLimits(limits))
 	synctest.Test(t, func(t *testing.T) {
 		p := &processes{Memory: buckettest.NewMemory(), t: t, start: time.Now(), limits: l}
 		p.SetDelay(rtt/2, rtt-rtt/2)
@@ -65,8 +64,7 @@ func (p *processes) add(b shared.Bucket, opts ...any) *shaper.Shaper {
 		p.log = append(p.log, model.Departure{At: at, Process: i, Number: int64(at - e.Waited), Cost: int64(e.Cost)})
 	}}
 	o, others := apart[shaper.Option](opts)
-	s, err := shaper.New(p.limits, append([]shaper.Option{shaper.WithBucket(b, "k", o), shaper.WithTrace(trace)}, others...)...)
-	require.NoError(p.t, err)
+	s := must(shaper.New(p.limits, append([]shaper.Option{shaper.WithBucket(b, "k", o), shaper.WithTrace(trace)}, others...)...))
 	p.all = append(p.all, s)
 	return s
 }
@@ -207,8 +205,7 @@ func apart[O any](opts []any) (o shared.Options, others []O) {
 func sharedShaper(t *testing.T, b shared.Bucket, l shaper.Limits, opts ...any) *shaper.Shaper {
 	t.Helper()
 	o, others := apart[shaper.Option](opts)
-	s, err := shaper.New(l, append(others, shaper.WithBucket(b, "key", o))...)
-	require.NoError(t, err)
+	s := must(shaper.New(l, append(others, shaper.WithBucket(b, "key", o))...))
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -224,8 +221,7 @@ func sharedGroup(t *testing.T, b shared.Bucket, l shaper.Limits, opts ...any) *s
 func sharedGroupOf(t *testing.T, b shared.Bucket, limits func(string) (shaper.Limits, error), opts ...any) *shaper.Group[string] {
 	t.Helper()
 	o, others := apart[shaper.GroupOption](opts)
-	g, err := shaper.NewGroup(limits, append(others, shaper.WithBuckets(b, ownKey, o))...)
-	require.NoError(t, err)
+	g := must(shaper.NewGroup(limits, append(others, shaper.WithBuckets(b, ownKey, o))...))
 	t.Cleanup(func() { _ = g.Close() })
 	return g
 }

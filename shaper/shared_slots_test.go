@@ -531,15 +531,13 @@ func TestOnlyDepthMayWaitBeyondTheRoomOfASharedBucket(t *testing.T) {
 		for name, opts := range map[string][]shaper.Option{"own": nil, "shared": {shaper.WithBucket(buckettest.NewMemory(), "k", shared.Options{})}} {
 			t.Run(fmt.Sprintf("%s, costs of %d, %s", c.limits, c.cost, name), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					l, err := shaper.ParseLimits(c.limits)
-					require.NoError(t, err)
+					l := must(shaper.ParseLimits(c.limits))
 					if opts != nil {
 						m := buckettest.NewMemory()
 						m.SetDelay(10*ms, 10*ms)
 						opts = []shaper.Option{shaper.WithBucket(m, "k", shared.Options{})}
 					}
-					s, err := shaper.New(l, opts...)
-					require.NoError(t, err)
+					s := must(shaper.New(l, opts...))
 					defer s.Close()
 					var full atomic.Int32
 					for range 200 {

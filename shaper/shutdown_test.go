@@ -199,10 +199,8 @@ func TestAllowOfAClosedShaperAndGroupIsCountedAlike(t *testing.T) {
 					var told []error
 					trace := shaper.WithTrace(&shaper.Trace{Refused: func(_ context.Context, e shaper.Event) { told = append(told, e.Err) }})
 					l := limitsOf(t, limits)
-					s, err := shaper.New(l, trace)
-					require.NoError(t, err)
-					g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, trace)
-					require.NoError(t, err)
+					s := must(shaper.New(l, trace))
+					g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, trace))
 					wait := func(acquire func(context.Context, int) (func(), error)) {
 						release, err := acquire(context.Background(), 1)
 						require.NoError(t, err)

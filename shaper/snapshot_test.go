@@ -29,8 +29,7 @@ func snapshotOf(t *testing.T, s interface{ Snapshot() ([]byte, error) }) string 
 // restarted returns a new shaper that continues from the snapshot of another.
 func restarted(t *testing.T, limits, snapshot string, opts ...shaper.Option) *shaper.Shaper {
 	t.Helper()
-	s, err := shaper.New(limitsOf(t, limits), opts...)
-	require.NoError(t, err)
+	s := must(shaper.New(limitsOf(t, limits), opts...))
 	require.NoError(t, s.Restore([]byte(snapshot)))
 	return s
 }
@@ -86,10 +85,8 @@ func TestRestartsRoundNothing(t *testing.T) {
 			rates := []string{"7/s", "1 per 3s", "13/min", "999999999.5/s", "0.37/s", "11/h"}
 			limits := func() string { return rates[r.IntN(len(rates))] + " burst 9 depth 0" }
 			now := limits()
-			steady, err := shaper.New(limitsOf(t, now))
-			require.NoError(t, err)
-			other, err := shaper.New(limitsOf(t, now))
-			require.NoError(t, err)
+			steady := must(shaper.New(limitsOf(t, now)))
+			other := must(shaper.New(limitsOf(t, now)))
 			for range 40 {
 				n := 1 + r.IntN(9)
 				require.Equal(t, steady.AllowN(n), other.AllowN(n))
@@ -258,12 +255,11 @@ func FuzzRestore(f *testing.F) {
 	f.Add(good)
 	f.Add([]byte(`{"version":1,"of":"shaper","taken":"2000-01-01T00:00:00Z","level":"` + nines(4000) + `","rate":3e-8}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s, err := shaper.New(limitsOf(t, "7/s burst 99 depth 9"), shaper.WithBlock(time.Hour))
-		require.NoError(t, err)
+		s := must(shaper.New(limitsOf(t, "7/s burst 99 depth 9"), shaper.WithBlock(time.Hour)))
 		require.True(t, s.AllowN(50))
 		s.Hold(time.Hour)
 		before := s.Stats()
-		err = s.Restore(data)
+		err := s.Restore(data)
 		after := s.Stats()
 		require.False(t, after.HeldUntil.Before(before.HeldUntil))
 		if err != nil {
@@ -299,8 +295,7 @@ func TestARestartAtAnotherRateIsTheStricterOfTheTwo(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rates := []string{"7/s", "1 per 3s", "13/min", "0.37/s", "2/s"}
 			before, after := rates[r.IntN(5)]+" burst 50", rates[r.IntN(5)]+" burst 50"
-			s, err := shaper.New(limitsOf(t, before))
-			require.NoError(t, err)
+			s := must(shaper.New(limitsOf(t, before)))
 			require.NoError(t, s.WaitN(context.Background(), 50))
 			snapshot := snapshotOf(t, s)
 			changed, err := shaper.New(limitsOf(t, before)) // Its rate changes when the process ends.

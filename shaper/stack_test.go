@@ -38,8 +38,7 @@ func TestAWaiterHasTheSmallestStack(t *testing.T) {
 			name: "a Shaper, with a context " + name, atMost: 2048 * 1.1,
 			wait: func() { _ = s.Wait(ctx) }, waiting: func() int { return s.Stats().Waiting }, close: s.Close,
 		})
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }))
 		requireSmallestStack(t, waiters, line{
 			name: "a Group, with a context " + name, atMost: 2048 * 1.25,
 			wait: func() { _ = g.Wait(ctx, "key") }, waiting: func() int { return g.Stats().Waiting }, close: g.Close,

@@ -42,16 +42,14 @@ type stage struct {
 // play runs a timeline in a bubble of its own.
 func play(t *testing.T, limits string, timeline func(g *stage), opts ...shaper.Option) {
 	t.Helper()
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
+	l := must(shaper.ParseLimits(limits))
 	playLimits(t, l, timeline, opts...)
 }
 
 func playLimits(t *testing.T, l shaper.Limits, timeline func(g *stage), opts ...shaper.Option) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s, err := shaper.New(l, opts...)
-		require.NoError(t, err)
+		s := must(shaper.New(l, opts...))
 		timeline(&stage{
 			Shaper: s, t: t, start: time.Now(),
 			cancels: map[string]context.CancelFunc{}, releases: map[string]func(){},
@@ -145,8 +143,7 @@ func (g *stage) cancel(names ...string) {
 
 func (g *stage) set(limits string) {
 	g.t.Helper()
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(g.t, err)
+	l := must(shaper.ParseLimits(limits))
 	require.NoError(g.t, g.SetLimits(l))
 	synctest.Wait()
 }

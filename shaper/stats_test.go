@@ -176,8 +176,7 @@ func TestLastRefusalIsTheInstantOfTheLatestRefusal(t *testing.T) {
 
 func TestTheLatestRefusalOfAKeyIsKeptWithItsBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 0.1}, nil })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 0.1}, nil }))
 		defer g.Close()
 		start := time.Now()
 		_, ok := g.StatsOf("a")
@@ -342,10 +341,8 @@ func TestSpacingOfACombIsOne(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				time.Sleep(12345 * time.Microsecond)
 				s := mustMake(t, tt.limits)
-				dry, err := shaper.New(tt.limits, shaper.WithDryRun())
-				require.NoError(t, err)
-				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return tt.limits, nil })
-				require.NoError(t, err)
+				dry := must(shaper.New(tt.limits, shaper.WithDryRun()))
+				g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return tt.limits, nil }))
 				time.Sleep(678 * time.Microsecond)
 				for _, wait := range []func(context.Context, int) error{s.WaitN, dry.WaitN, g.Limiter("key").WaitN} {
 					enters(wait, tt.costs...)
@@ -563,8 +560,7 @@ func leaveAfter(t *testing.T, s *shaper.Shaper, d time.Duration) {
 func TestSpacingGoesOnFromASharedBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limits := func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil }
-		g, err := shaper.NewGroup(limits, shaper.WithMaxKeys(1))
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(limits, shaper.WithMaxKeys(1)))
 		time.Sleep(1000 * time.Second)
 		require.True(t, g.Allow("a"), "takes the only place")
 		enters(g.Limiter("b").WaitN, 1, 1, 1, 1) // They share a bucket, and leave until 1003 s.
@@ -584,8 +580,7 @@ func TestSpacingOfASingleCallerInALoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limits := shaper.Limits{Rate: 100, Depth: 1}
 		s := mustMake(t, limits)
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil })
-		require.NoError(t, err)
+		g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }))
 		for _, wait := range []func(context.Context) error{s.Wait, func(ctx context.Context) error { return g.Wait(ctx, "key") }} {
 			for range 10 {
 				require.NoError(t, wait(t.Context()))
@@ -600,8 +595,7 @@ func TestSpacingOfASingleCallerInALoop(t *testing.T) {
 func TestQuantilesKeepTheirBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
-		s, err := shaper.New(shaper.Limits{Rate: 1000, Burst: 3, Depth: 1 << 20}, shaper.WithDryRun())
-		require.NoError(t, err)
+		s := must(shaper.New(shaper.Limits{Rate: 1000, Burst: 3, Depth: 1 << 20}, shaper.WithDryRun()))
 		var waits []float64
 		for range 2000 {
 			ctx := shaper.ContextWithVerdict(t.Context())

@@ -303,8 +303,7 @@ func holdFor(t *testing.T, answer *http.Response, maxHold time.Duration) time.Du
 	var asked holds
 	transport := shaper.Transport{Limiter: &asked, MaxHold: maxHold, Base: roundTripFunc(
 		func(*http.Request) (*http.Response, error) { return answer, nil })}
-	r, err := http.NewRequest("GET", "http://upstream/", nil)
-	require.NoError(t, err)
+	r := must(http.NewRequest("GET", "http://upstream/", nil))
 	got, err := transport.RoundTrip(r)
 	require.NoError(t, err)
 	require.Same(t, answer, got)
@@ -439,8 +438,7 @@ func TestByHostKnowsAHostByAnySpelling(t *testing.T) {
 		{"/a", "", ""},
 		{"/a", strings.Repeat("x", 9000), shaper.Join(strings.Repeat("x", 9000))},
 	} {
-		u, err := url.Parse(tt.url)
-		require.NoError(t, err)
+		u := must(url.Parse(tt.url))
 		got, err := shaper.ByHost()(&http.Request{URL: u, Host: tt.host})
 		require.NoError(t, err)
 		require.Equal(t, tt.want, got, "%s %s", tt.url, tt.host)

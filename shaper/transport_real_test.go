@@ -22,8 +22,7 @@ import (
 // through puts a Transport in front of the client's own, with so many seats.
 func through(t testing.TB, client *http.Client, inFlight int) *shaper.Shaper {
 	t.Helper()
-	s, err := shaper.New(shaper.Limits{Rate: rate.Inf, Depth: 10, InFlight: inFlight})
-	require.NoError(t, err)
+	s := must(shaper.New(shaper.Limits{Rate: rate.Inf, Depth: 10, InFlight: inFlight}))
 	t.Cleanup(func() { _ = s.Close() })
 	client.Transport = &shaper.Transport{Limiter: s, Base: client.Transport}
 	return s
@@ -96,8 +95,7 @@ func TestAnUpgradedConnectionKeepsItsSeat(t *testing.T) {
 			client := newClient(t)
 			client.Timeout = 0 // It would hide the connection behind a timer.
 			s := through(t, client, 1)
-			r, err := http.NewRequest("GET", address+"/ws", nil)
-			require.NoError(t, err)
+			r := must(http.NewRequest("GET", address+"/ws", nil))
 			r.Header.Set("Connection", "Upgrade")
 			r.Header.Set("Upgrade", "websocket")
 			answer, err := client.Do(r)
@@ -204,8 +202,7 @@ func TestAnotherLimitersSeatIsGivenBackIfTheContextHasEnded(t *testing.T) {
 				return nil, errUpstream
 			})}
 			body := &sentBody{Reader: strings.NewReader("x")}
-			r, err := http.NewRequestWithContext(tt.ctx(), "POST", "http://upstream/", body)
-			require.NoError(t, err)
+			r := must(http.NewRequestWithContext(tt.ctx(), "POST", "http://upstream/", body))
 			tt.want(t, func() error {
 				answer, err := transport.RoundTrip(r)
 				require.Nil(t, answer)
@@ -227,8 +224,7 @@ func TestTransportBearsANilRelease(t *testing.T) {
 		return textAnswer(200), nil
 	})}
 	ctx, cancel := context.WithCancel(context.Background())
-	r, err := http.NewRequestWithContext(ctx, "GET", "http://upstream/", nil)
-	require.NoError(t, err)
+	r := must(http.NewRequestWithContext(ctx, "GET", "http://upstream/", nil))
 	answer, err := transport.RoundTrip(r)
 	require.NoError(t, err)
 	require.Equal(t, "200: body", inWords(answer))
@@ -350,8 +346,7 @@ func TestRetryKeepsARefusalThatIsShort(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, sent, times)
 				require.Equal(t, 1, u.Stats().InFlight)
-				content, err := io.ReadAll(answer.Body)
-				require.NoError(t, err)
+				content := must(io.ReadAll(answer.Body))
 				require.Len(t, content, length)
 				require.NoError(t, answer.Body.Close())
 				require.Equal(t, 0, u.Stats().InFlight)

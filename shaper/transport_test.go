@@ -173,8 +173,7 @@ func TestTransportUsesTheDefaultBase(t *testing.T) {
 	http.DefaultTransport = roundTripFunc(func(r *http.Request) (*http.Response, error) {
 		return answerOfText("418 I'm a teapot", r)
 	})
-	r, err := http.NewRequest("GET", "http://upstream/", nil)
-	require.NoError(t, err)
+	r := must(http.NewRequest("GET", "http://upstream/", nil))
 	answer, err := shaper.Transport{Limiter: failing(nil)}.RoundTrip(r)
 	require.NoError(t, err)
 	require.Equal(t, "418: body", inWords(answer))
