@@ -20,6 +20,7 @@ const inDetail = 10
 // A detail is all that is told of one bucket.
 type detail struct {
 	Bucket        bucket        `json:"bucket"`
+	Meters        []meterView   `json:"meters"`
 	InWords       []string      `json:"in_words"`
 	Rule          *rule         `json:"rule"`
 	NextDeparture *time.Time    `json:"next_departure"`
@@ -27,6 +28,34 @@ type detail struct {
 	Refusals      []refusalView `json:"refusals"`
 	Waits         waits         `json:"waits"`
 	Control       bool          `json:"control"`
+}
+
+// A meterView is a further level of a bucket in the form of the API.
+type meterView struct {
+	Name      string   `json:"name"`
+	Rate      *float64 `json:"rate"` // nil: none
+	Burst     int      `json:"burst"`
+	Returns   bool     `json:"returns"`
+	Level     float64  `json:"level"`
+	Fill      float64  `json:"fill"` // the level, as a share of Burst
+	Reserved  int      `json:"reserved"`
+	GivenBack uint64   `json:"given_back"`
+	Charged   uint64   `json:"charged"`
+	Forfeited uint64   `json:"forfeited"`
+	Missed    float64  `json:"missed"`
+}
+
+// viewMeters returns the further levels of a bucket.
+func viewMeters(ms []shaper.MeterStats) []meterView {
+	views := []meterView{}
+	for _, m := range ms {
+		views = append(views, meterView{
+			Name: *keyText(m.Name), Rate: finite(m.Rate), Burst: max(m.Burst, 1), Returns: m.Returns,
+			Level: round(number(m.Level)), Fill: round(number(m.Level) / float64(max(m.Burst, 1))), Reserved: m.Reserved,
+			GivenBack: m.GivenBack, Charged: m.Charged, Forfeited: m.Forfeited, Missed: number(m.Missed),
+		})
+	}
+	return views
 }
 
 // A refusalView is a refusal in the form of the API.
@@ -59,6 +88,7 @@ func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, er
 	}
 	d := &detail{
 		Bucket:  i.withOverride(r.view(w, r.instant())),
+		Meters:  viewMeters(ref.meters()),
 		InWords: limitwords.Of(r.limits.limits),
 		Rule:    i.ruleOf(ref),
 		Line:    w.lineOf(r.instant(), int(r.waiting), ref.line(inDetail)),

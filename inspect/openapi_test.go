@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/internal/made"
@@ -220,11 +221,35 @@ func TestTheCheckSeesWhatIsWrong(t *testing.T) {
 	}
 }
 
+// metered returns a Shaper with two further levels, at which something is reserved.
+func metered(t *testing.T) *shaper.Shaper {
+	s := made.Shaper(t, "1/s burst 9", shaper.WithMeters(shaper.Meter{Name: "input", Rate: 10, Burst: 40, Returns: true}, shaper.Meter{Name: "output", Rate: rate.Inf}))
+	_, err := s.ReserveEach(t.Context(), 1, 30, 7)
+	require.NoError(t, err)
+	return s
+}
+
+// Who looks at one bucket sees each of its levels.
+func TestEachLevelOfABucketIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := scene(t, inspect.WithLogger(slog.New(slog.DiscardHandler)))
+		i.Add("metered", inspect.Of(metered(t)))
+		time.Sleep(time.Second)
+		var answer struct{ Meters json.RawMessage }
+		require.NoError(t, json.Unmarshal(ask(i, "/api/v1/buckets/metered/").Body.Bytes(), &answer))
+		require.JSONEq(t, `[
+			{"name": "input", "rate": 10, "burst": 40, "returns": true, "level": 20, "fill": 0.5, "reserved": 30, "given_back": 0, "charged": 0, "forfeited": 0, "missed": 0},
+			{"name": "output", "rate": null, "burst": 1, "returns": false, "level": 0, "fill": 0, "reserved": 7, "given_back": 0, "charged": 0, "forfeited": 0, "missed": 0}
+		]`, string(answer.Meters))
+	})
+}
+
 // Everything that a running Inspector answers is as the document says.
 func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := scene(t, inspect.WithControl(token), inspect.WithLogger(slog.New(slog.DiscardHandler)))
 		i.Add("unlimited", inspect.Of(made.Shaper(t, "inf inflight 3")))
+		i.Add("metered", inspect.Of(metered(t)))
 		held := made.Shaper(t, "50/s depth 3 wait 2s")
 		held.Hold(time.Hour)
 		burst(held, 2)
@@ -237,6 +262,7 @@ func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 			status int
 		}{
 			{"/api/v1/buckets?limit=2", 200},
+			{"/api/v1/buckets/metered/", 200},
 			{"/api/v1/buckets", 200},
 			{"/api/v1/buckets?limit=0", 400},
 			{"/api/v1/buckets?source=x", 404},

@@ -59,6 +59,9 @@ type bucketRef interface {
 	// stats returns the Stats of the bucket; ok reports whether it is in use.
 	stats() (st shaper.Stats, ok bool)
 
+	// meters returns its further levels; none if it has one level.
+	meters() []shaper.MeterStats
+
 	// line returns the first waiters of its line; none if it is not in use.
 	line(max int) []watch.Waiter
 
@@ -157,6 +160,8 @@ func (s *openShaper) find(key string) (bucketRef, bool) { return s, key == "" }
 func (s *openShaper) knowsAll() bool { return true }
 
 func (s *openShaper) stats() (shaper.Stats, bool) { return s.s.Stats(), true }
+
+func (s *openShaper) meters() []shaper.MeterStats { return s.s.Meters() }
 
 func (s *openShaper) line(max int) []watch.Waiter { return s.s.Line(max) }
 
@@ -443,6 +448,8 @@ func (b *groupBucket[K]) stats() (shaper.Stats, bool) {
 }
 
 func (b *groupBucket[K]) line(max int) []watch.Waiter { return b.group.g.LineOf(b.key, max) }
+
+func (b *groupBucket[K]) meters() []shaper.MeterStats { return nil }
 
 func (b *groupBucket[K]) refusals() (own []watch.Refusal) {
 	for _, r := range b.group.g.Refusals() {

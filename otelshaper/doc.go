@@ -44,6 +44,14 @@
 //	shaper.given_back_units    counter          {unit}      reserved too much, and given back when settled
 //	shaper.charged_units       counter          {unit}      reserved too little, and charged when settled
 //	shaper.forfeited_units     counter          {unit}      reserved too much, and drained when settled
+//	shaper.meter.level         gauge            {unit}      of a meter of a Shaper (shaper.WithMeters), named by
+//	                                                        the attribute shaper.meter, as those below
+//	shaper.meter.rate          gauge            {unit}/s    unless it lets all pass
+//	shaper.meter.burst         gauge            {unit}
+//	shaper.meter.reserved_units    up-down counter  {unit}
+//	shaper.meter.given_back_units  counter          {unit}
+//	shaper.meter.charged_units     counter          {unit}
+//	shaper.meter.forfeited_units   counter          {unit}
 //	shaper.keys                up-down counter  {key}       a Group
 //	shaper.overflowed_calls    counter          {call}      a Group
 //	shaper.limit_errors        counter          {error}     a Group

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 
@@ -114,6 +115,18 @@ var families = []family{
 	counter("shaper.bucket.failures", "{call}", "Calls of the server that has the shared bucket which failed.",
 		ofBuckets(func(b shared.Stats, emit emit) { emit(int64(b.Failures)) })),
 
+	upDownCounter("shaper.meter.reserved_units", "{unit}", "Cost units that are reserved at a meter and not settled.",
+		ofMeters(func(m *shaper.MeterStats) int64 { return int64(m.Reserved) })),
+	counter("shaper.meter.given_back_units", "{unit}", "Cost units that were reserved too much at a meter and given back.",
+		ofMeters(func(m *shaper.MeterStats) int64 { return int64(m.GivenBack) })),
+	counter("shaper.meter.charged_units", "{unit}", "Cost units that were reserved too little at a meter and charged.",
+		ofMeters(func(m *shaper.MeterStats) int64 { return int64(m.Charged) })),
+	counter("shaper.meter.forfeited_units", "{unit}", "Cost units that were reserved too much at a meter and had drained.",
+		ofMeters(func(m *shaper.MeterStats) int64 { return int64(m.Forfeited) })),
+	meterGauge("shaper.meter.level", "{unit}", "Level of a meter in cost units.", func(m *shaper.MeterStats) float64 { return m.Level }),
+	meterGauge("shaper.meter.rate", "{unit}/s", "Rate of a meter; absent if it lets all pass.", func(m *shaper.MeterStats) float64 { return float64(m.Rate) }),
+	meterGauge("shaper.meter.burst", "{unit}", "Cost units that may leave at once by a meter.", func(m *shaper.MeterStats) float64 { return float64(max(m.Burst, 1)) }),
+
 	// These two are no whole numbers.
 	func(m metric.Meter) (metric.Observable, tell, error) {
 		made, err := m.Float64ObservableCounter("shaper.missed_units", metric.WithUnit("{unit}"),
@@ -131,6 +144,34 @@ var families = []family{
 			}
 		}, err
 	},
+}
+
+// ofMeters returns a sample of each meter of a Shaper.
+func ofMeters(value func(*shaper.MeterStats) int64) sample {
+	return func(r *reading, emit emit) {
+		for i := range r.meters {
+			emit(value(&r.meters[i]), attributeOf(&r.meters[i]))
+		}
+	}
+}
+
+// attributeOf returns the attribute that names a meter.
+func attributeOf(m *shaper.MeterStats) attribute.KeyValue {
+	return meterKey.String(strings.ToValidUTF8(m.Name, "\uFFFD"))
+}
+
+// meterGauge returns a family of numbers of meters that need not be whole.
+func meterGauge(name, unit, description string, value func(*shaper.MeterStats) float64) family {
+	return func(m metric.Meter) (metric.Observable, tell, error) {
+		made, err := m.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description))
+		return made, func(o observer, r *reading) {
+			for i := range r.meters {
+				if v := value(&r.meters[i]); v < math.MaxFloat64 { // A backend has no infinity, which rate.Inf stands for.
+					o.ObserveFloat64(made, v, o.with(attributeOf(&r.meters[i])))
+				}
+			}
+		}, err
+	}
 }
 
 // ofGroups returns a sample for Groups alone.
@@ -290,7 +331,8 @@ type reading struct {
 	// Stats are from a Shaper. For a Group only the fields are set that its own Stats
 	// have too.
 	shaper.Stats
-	group *shaper.GroupStats // nil for a Shaper
+	group  *shaper.GroupStats  // nil for a Shaper
+	meters []shaper.MeterStats // of a Shaper
 }
 
 // Of makes a [Source] of a Shaper. A closed one goes on telling its totals. Of panics if s is nil
@@ -302,7 +344,7 @@ func Of(s *shaper.Shaper) Source {
 
 type ofShaper struct{ s *shaper.Shaper }
 
-func (s ofShaper) read() *reading { return &reading{Stats: s.s.Stats()} }
+func (s ofShaper) read() *reading { return &reading{Stats: s.s.Stats(), meters: s.s.Meters()} }
 
 // OfGroup makes a [Source] of a Group, of all its keys together. It panics if g is nil or was not
 // made by [shaper.NewGroup].

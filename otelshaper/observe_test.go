@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -125,6 +126,31 @@ func TestObserveTellsOfReservations(t *testing.T) {
 	})
 }
 
+// Each level of a Shaper is told by its name.
+func TestObserveTellsOfMeters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		s := made.Shaper(t, "1/s burst 100", shaper.WithMeters(shaper.Meter{Name: "input", Rate: 2, Burst: 50}, shaper.Meter{Name: "output", Rate: math.MaxFloat64}))
+		observe(t, b, "api", otelshaper.Of(s))
+		_, err := s.ReserveEach(t.Context(), 1, 30, 5)
+		require.NoError(t, err)
+		settle, err := s.ReserveEach(t.Context(), 1, 10, 0)
+		require.NoError(t, err)
+		settle(1, 4, 3)
+		time.Sleep(time.Second)
+		values := b.values(t)
+		for name, want := range map[string]float64{
+			"level{input,api}": 32, "level{output,api}": 0, "reserved_units{input,api}": 30, "reserved_units{output,api}": 5,
+			"rate{input,api}": 2, "burst{input,api}": 50, "burst{output,api}": 1,
+			"given_back_units{input,api}": 6, "charged_units{output,api}": 3, "forfeited_units{input,api}": 0,
+		} {
+			require.Contains(t, values, "shaper.meter."+name)
+			require.EqualValues(t, want, values["shaper.meter."+name], name)
+		}
+		require.NotContains(t, values, "shaper.meter.rate{output,api}")
+	})
+}
+
 // However many keys have requests in line, they are one number.
 func TestObserveTellsHowManyKeysAreInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -170,7 +196,7 @@ func TestObserveTellsOfASharedBucket(t *testing.T) {
 func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(t)
-		s := made.Shaper(t, "1/s depth 1 inflight 2", shaper.WithTrace(b.Trace("api")))
+		s := made.Shaper(t, "1/s depth 1 inflight 2", shaper.WithTrace(b.Trace("api")), shaper.WithMeters(shaper.Meter{Name: "bytes", Rate: 1}))
 		observe(t, b, "api", otelshaper.Of(s))
 		observe(t, b, "clients", otelshaper.OfGroup(made.Group[string](t, "1/s", shaper.WithBuckets(buckettest.NewMemory(), strings.Clone, shared.Options{}))))
 		for range 2 {

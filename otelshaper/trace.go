@@ -146,6 +146,7 @@ const (
 	ruleKey        = attribute.Key("shaper.rule")
 	resultKey      = attribute.Key("shaper.result")
 	stateKey       = attribute.Key("shaper.bucket.state")
+	meterKey       = attribute.Key("shaper.meter")
 	costKey        = attribute.Key("shaper.cost")
 	aheadKey       = attribute.Key("shaper.ahead")
 	timeInQueueKey = attribute.Key("shaper.time_in_queue")

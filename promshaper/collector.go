@@ -131,7 +131,8 @@ type reading struct {
 	// Stats are from a Shaper. For a Group only the fields are set that its own Stats
 	// have too.
 	shaper.Stats
-	group *shaper.GroupStats // nil for a Shaper
+	group  *shaper.GroupStats  // nil for a Shaper
+	meters []shaper.MeterStats // of a Shaper
 }
 
 // Of makes a [Source] of a Shaper. A closed one goes on telling its totals. Of panics if s is nil
@@ -147,7 +148,7 @@ type ofShaper struct{ s *shaper.Shaper }
 // have yet.
 func (s ofShaper) read() *reading {
 	h := s.s.Histograms()
-	return &reading{at: time.Now(), histograms: h, Stats: s.s.Stats()}
+	return &reading{at: time.Now(), histograms: h, Stats: s.s.Stats(), meters: s.s.Meters()}
 }
 
 // OfGroup makes a [Source] of a Group: of all its keys together, as a time series for each key

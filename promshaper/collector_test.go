@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -27,6 +28,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"example.com/leakybucket/internal/made"
@@ -126,6 +128,29 @@ func TestReservationsAreTold(t *testing.T) {
 			for name, want := range map[string]float64{"reserved_units": 20, "given_back_units_total": 7, "charged_units_total": 2, "forfeited_units_total": 15} {
 				require.EqualValues(t, want, value(metrics["shaper_"+name+"{"+rule+"}"]), "%s of %s", name, rule)
 			}
+		}
+	})
+}
+
+// Each level of a Shaper is told by its name.
+func TestMetersAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := made.Shaper(t, "1/s burst 100", shaper.WithMeters(shaper.Meter{Name: "input", Rate: 2, Burst: 50}, shaper.Meter{Name: "output", Rate: rate.Inf}))
+		r := of(t, "api", promshaper.Of(s))
+		_, err := s.ReserveEach(t.Context(), 1, 30, 5)
+		require.NoError(t, err)
+		settle, err := s.ReserveEach(t.Context(), 1, 10, 0)
+		require.NoError(t, err)
+		settle(1, 4, 3)
+		time.Sleep(time.Second)
+		metrics := gather(t, r)
+		for name, want := range map[string]float64{
+			"level_units{input,api}": 32, "level_units{output,api}": 0, "reserved_units{input,api}": 30, "reserved_units{output,api}": 5,
+			"limit_units_per_second{input,api}": 2, "limit_units_per_second{output,api}": math.Inf(1), "limit_burst_units{input,api}": 50, "limit_burst_units{output,api}": 1,
+			"given_back_units_total{input,api}": 6, "charged_units_total{output,api}": 3, "forfeited_units_total{input,api}": 0, "missed_units_total{input,api}": 0,
+		} {
+			require.Contains(t, metrics, "shaper_meter_"+name)
+			require.EqualValues(t, want, value(metrics["shaper_meter_"+name]), name)
 		}
 	})
 }

@@ -54,6 +54,17 @@
 //	shaper_limit_wait_seconds       Limits.MaxWait, if it is set
 //	shaper_limit_in_flight_requests Limits.InFlight, if it is set
 //
+// Of each of its meters (shaper.WithMeters), as above:
+//
+//	shaper_meter_level_units{meter}
+//	shaper_meter_reserved_units{meter}
+//	shaper_meter_limit_units_per_second{meter}
+//	shaper_meter_limit_burst_units{meter}
+//	shaper_meter_missed_units_total{meter}
+//	shaper_meter_given_back_units_total{meter}
+//	shaper_meter_charged_units_total{meter}
+//	shaper_meter_forfeited_units_total{meter}
+//
 // Of a Group alone:
 //
 //	shaper_keys                     that have a bucket of their own

@@ -2,6 +2,7 @@ package promshaper
 
 import (
 	"math"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -102,6 +103,23 @@ var families = []family{
 			}
 		})),
 
+	gauge("meter_level_units", "Level of a meter in cost units.",
+		ofMeters(func(m *shaper.MeterStats) float64 { return m.Level }), "meter"),
+	gauge("meter_reserved_units", "Cost units that are reserved at a meter and not settled.",
+		ofMeters(func(m *shaper.MeterStats) float64 { return float64(m.Reserved) }), "meter"),
+	gauge("meter_limit_units_per_second", "Limit: the rate of a meter.",
+		ofMeters(func(m *shaper.MeterStats) float64 { return perSecond(m.Rate) }), "meter"),
+	gauge("meter_limit_burst_units", "Limit: the cost that may leave at once by a meter.",
+		ofMeters(func(m *shaper.MeterStats) float64 { return float64(max(m.Burst, 1)) }), "meter"),
+	counter("meter_missed_units_total", "Cost units of a meter lost to wake-ups that were later than the slack allows.",
+		ofMeters(func(m *shaper.MeterStats) float64 { return m.Missed }), "meter"),
+	counter("meter_given_back_units_total", "Cost units that were reserved too much at a meter and given back.",
+		ofMeters(func(m *shaper.MeterStats) float64 { return float64(m.GivenBack) }), "meter"),
+	counter("meter_charged_units_total", "Cost units that were reserved too little at a meter and charged.",
+		ofMeters(func(m *shaper.MeterStats) float64 { return float64(m.Charged) }), "meter"),
+	counter("meter_forfeited_units_total", "Cost units that were reserved too much at a meter and had drained.",
+		ofMeters(func(m *shaper.MeterStats) float64 { return float64(m.Forfeited) }), "meter"),
+
 	gauge("keys", "Keys of a group that have a bucket of their own.",
 		ofGroups(func(g *shaper.GroupStats) float64 { return float64(g.Keys) })),
 	gauge("refused_keys", "About how many different keys of a group have been refused so far.",
@@ -152,6 +170,15 @@ func ofShapers(sample func(*reading, emit)) func(*reading, emit) {
 	return func(r *reading, emit emit) {
 		if r.group == nil {
 			sample(r, emit)
+		}
+	}
+}
+
+// ofMeters returns a sample of each meter of a Shaper.
+func ofMeters(value func(*shaper.MeterStats) float64) func(*reading, emit) {
+	return func(r *reading, emit emit) {
+		for i := range r.meters {
+			emit(value(&r.meters[i]), strings.ToValidUTF8(r.meters[i].Name, "\uFFFD"))
 		}
 	}
 }

@@ -2,7 +2,7 @@
 // refusals, what it has counted.
 
 import { byId, fill, make, nameOf, setText } from "./dom.js";
-import { clock, count, duration, idle, several } from "./format.js";
+import { clock, count, duration, idle, percent, several } from "./format.js";
 import { get } from "./api.js";
 import { toPath } from "./url.js";
 
@@ -75,11 +75,12 @@ export class Detail {
   }
 
   show(answer) {
-    const { bucket, in_words: words, rule, next_departure: next, line, refusals } = answer;
+    const { bucket, meters, in_words: words, rule, next_departure: next, line, refusals } = answer;
     byId("detail").hidden = false;
     byId("detail").classList.remove("gone", "unread", "loading");
     setText(byId("limits-text"), bucket.limits);
     fill(byId("limits-words"), words.map((text) => make("li", { text })));
+    fill(byId("meters"), meters.map((meter) => make("li", { text: meterText(meter) })));
     const { override } = bucket;
     setText(byId("override"), override ? `Set at ${clock(override.from)} by ${override.who}, until ${clock(override.until)}; before: ${override.before}.${override.error ? ` It could not be ended: ${override.error}.` : ""}` : "");
     byId("override").hidden = !override;
@@ -106,6 +107,12 @@ export class Detail {
     this.forfeited = forfeited;
     return rate != null && performance.now() - this.forfeitedAt < forfeiting;
   }
+}
+
+/** A level beside the one of the limits. */
+function meterText({ name, rate, burst, level, fill }) {
+  if (rate == null) return `${name}: lets all pass.`;
+  return `${name}: ${count(rate)} a second, burst ${count(burst)}; its level is ${count(level)}, ${percent(fill)} of the burst.`;
 }
 
 const states = {
