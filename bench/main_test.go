@@ -141,7 +141,7 @@ func TestHelpAndListMeasureNothing(t *testing.T) {
 
 func TestTheExperiments(t *testing.T) {
 	all := experiments()
-	require.Equal(t, "spacing, busy, admission, goodput, hole, scale, keys, fair, fair-busy, llm, shared, proxies", names(all))
+	require.Equal(t, "spacing, busy, admission, goodput, hole, adapt, scale, keys, fair, fair-busy, llm, shared, proxies", names(all))
 	measured := map[string]bool{}
 	for _, e := range all {
 		require.NotZero(t, e.What, e.Name)
