@@ -11,7 +11,8 @@
 // With -outbound it shows the other direction: many callers of an API that does
 // not tolerate bursts, without and with a shaper.Transport. With -tokens it shows calls that
 // reserve more than they take, of an API that counts tokens. With -fair it shows a burst of one
-// client beside calls of ten others, in one line and with fair queueing.
+// client beside calls of ten others, in one line and with fair queueing. With -adapt it shows an upstream
+// whose capacity falls and rises again, at a fixed rate and at one that adapts.
 //
 //	go run ./cmd/shapedemo -h
 package main
@@ -177,6 +178,12 @@ Flags:
                     if nothing was refused, and fair queueing cut a person's
                     mean wait to a tenth. -svg draws the run. The default of
                     -limits is "` + fairLimits + `" with this flag
+  -adapt            show an upstream that bears the rate of -limits, then 30 %
+                    of it, and then all of it again: at that rate, and at one
+                    that adapts. Then exit; the status is 0 if that cut the
+                    calls refused to a tenth and used two thirds of what the
+                    upstream bore. -svg draws the run. The default of
+                    -limits is "` + adaptLimits + `" with this flag
   -h                print this text
 
 Examples:
@@ -189,6 +196,7 @@ Examples:
   shapedemo -outbound                               callers of a fragile API
   shapedemo -once -tokens                           tokens of a language model
   shapedemo -once -fair                             a burst delays nobody else
+  shapedemo -once -adapt                            the rate that nobody knows
   shapedemo -addr :9000 -upstream http://localhost:3000 -limits "10/s depth 50"
 `
 

@@ -41,6 +41,7 @@ var scenes = []scene{
 	{flag: "outbound", limits: outboundLimits, flags: []string{"callers"}, show: showOutbound, alone: true},
 	{flag: "tokens", limits: tokensLimits, flags: []string{"svg"}, show: showTokens, alone: true, speed: tokensSpeed},
 	{flag: "fair", limits: fairLimits, flags: []string{"svg"}, show: showFair, alone: true, speed: fairSpeed},
+	{flag: "adapt", limits: adaptLimits, flags: []string{"svg"}, show: showAdapt, alone: true, speed: 1},
 }
 
 // hastened returns limits in a time that runs faster than the clock.

@@ -461,6 +461,46 @@ func TestJudgeFair(t *testing.T) {
 	}
 }
 
+// In virtual time the scene shows what it is there for, and its picture is well-formed.
+func TestARateThatAdaptsFollowsTheUpstream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limitsOf(t, adaptLimits)
+		start := time.Now()
+		fixed, adaptive, err := callWhatFalls(t.Context(), l)
+		require.NoError(t, err)
+		require.Equal(t, adaptEnd, time.Since(start))
+		require.Empty(t, judgeAdapt(l, fixed, adaptive))
+		require.InDelta(t, 700, fixed.refused, 40, "70 of 100 in each of ten seconds, less a burst")
+		require.InDelta(t, adaptBorne(100), fixed.served, 40)
+		for i, slice := range fixed.slices[1 : len(fixed.slices)-1] {
+			require.InDelta(t, 50, slice.served+slice.refused, 5, "%d", i)
+		}
+		low := adaptive.slices[(adaptRise-time.Second)/adaptSlice]
+		require.InDelta(t, 30, low.rate, 15)
+		require.Greater(t, adaptive.slices[len(adaptive.slices)-2].rate, 80.0)
+		require.NotZero(t, adaptive.stats.Refused)
+
+		picture := adaptSVG(l, fixed, adaptive)
+		require.NoError(t, xml.Unmarshal([]byte(picture), new(struct{})), "it is well formed")
+		require.NotContains(t, picture, "NaN")
+		require.Regexp(t, `refused by it, with 429 +\d{3} +\d{1,2}\n`, adaptTable(plain(), l, fixed, adaptive))
+	})
+}
+
+func TestJudgeAdapt(t *testing.T) {
+	for says, spoil := range map[string]func(fixed, adaptive *adaptRun){
+		"":                      func(_, _ *adaptRun) {},
+		"nothing to show":       func(fixed, adaptive *adaptRun) { fixed.refused, adaptive.refused = 0, 0 },
+		"71 calls were refused": func(_, adaptive *adaptRun) { adaptive.refused = 71 },
+		"2599 calls were served at the rate that adapts": func(_, adaptive *adaptRun) { adaptive.served = 2599 },
+		"3 calls failed": func(fixed, adaptive *adaptRun) { fixed.failed, adaptive.failed = 1, 2 },
+	} {
+		fixed, adaptive := adaptRun{served: 3300, refused: 700}, adaptRun{served: 2600, refused: 70}
+		spoil(&fixed, &adaptive)
+		requireFault(t, says, judgeAdapt(limitsOf(t, adaptLimits), fixed, adaptive))
+	}
+}
+
 func TestTheSpanOfASlowBurstDoesNotOverflow(t *testing.T) {
 	require.Equal(t, 20*time.Second, fairSpan(limitsOf(t, fairLimits)))
 	require.Equal(t, 100*365*24*time.Hour, fairSpan(limitsOf(t, "1 per 365d")))

@@ -76,7 +76,7 @@ const importPolicy = `
 	shaper/buckettest: std shaper/shared
 
 	# The demo shows itself in a browser: whoever runs it first sees the line at work.
-	cmd/shapedemo: std syscall shaper inspect internal/limitwords
+	cmd/shapedemo: std syscall adapt shaper inspect internal/limitwords
 
 	# What users copy from and what they run needs nothing beside the idea, or the
 	# root module would bring them more than they asked for. (syscall for the names
