@@ -98,6 +98,28 @@ func ExampleShaper_Do() {
 	// Output: sum 190 in flight 0
 }
 
+// A client of many hosts has a line for each, and none that is slow or refuses holds up another.
+func ExampleGroup_Transport() {
+	api := httptest.NewServer(http.NotFoundHandler())
+	defer api.Close()
+
+	g, err := shaper.NewGroup(func(host string) (shaper.Limits, error) {
+		return shaper.Limits{Rate: 5, Depth: 100}, nil // for each host
+	})
+	if err != nil {
+		panic(err)
+	}
+	client := &http.Client{Transport: g.Transport(shaper.ByHost(), shaper.Transport{Retry: true})}
+
+	answer, err := client.Get(api.URL)
+	if err != nil {
+		panic(err)
+	}
+	defer answer.Body.Close()
+	fmt.Println(answer.StatusCode, "from one of", g.Stats().Keys)
+	// Output: 404 from one of 1
+}
+
 // Acquire is for calls whose end is elsewhere than their beginning. Release as
 // often as you like: a seat is given back once.
 func ExampleShaper_Acquire() {

@@ -31,6 +31,24 @@ func TestMethodsOfAShaperAreThoseOfTheEmptyKey(t *testing.T) {
 	}, shaper.WithFairQueue(func(string) int { return 9 }))
 }
 
+// The line of a key has its requests alone, each with the departure that it has in the whole line.
+func TestTheLineOfAKeyHasItsRequestsAlone(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z1", "a1", "a2", "b1", "a3")
+		all := g.Line(9)
+		require.Len(t, all, 4)
+		for key, want := range map[string][]watch.Waiter{"a": {all[0], all[2], all[3]}, "b": {all[1]}} {
+			require.Equal(t, key, want[0].Key)
+			require.Equal(t, want, g.For(key).Line(9))
+			require.Equal(t, want[:1], g.For(key).Line(1))
+		}
+		for _, none := range [][]watch.Waiter{g.For("z").Line(9), g.For("c").Line(9), g.For("a").Line(0), g.For("a").Line(-1)} {
+			require.Empty(t, none)
+		}
+		require.NoError(t, g.Close())
+	}, shaper.WithFairQueue(nil))
+}
+
 // A chain must tell a caller of a key when it is its turn, and not when the empty key's is.
 func TestAChainForecastsForItsKey(t *testing.T) {
 	play(t, "10/s depth 20", func(g *stage) {
@@ -51,6 +69,7 @@ func TestForOfAPlainShaperIsTheShaper(t *testing.T) {
 		require.Nil(t, g.Keys(9, watch.ByTurn))
 		require.Nil(t, g.Keys(9, watch.ByLength))
 		require.Empty(t, g.Line(1)[0].Key)
+		require.Equal(t, g.Line(9), g.For("a").Line(9))
 		g.at(10 * time.Second)
 		g.saw("0s a1 left", "100ms a2 left", "200ms a3 left", "300ms b1 left")
 		require.True(t, g.For("a").AllowN(0))

@@ -91,6 +91,25 @@ func TestXRateLimitFieldsHaveTheSameNumbers(t *testing.T) {
 	})
 }
 
+// Each of the header fields comes if it is asked for, in one option or in several, and no other.
+func TestHeadersAddUp(t *testing.T) {
+	fields := map[shaper.Headers]string{shaper.HeaderRateLimit: "RateLimit", shaper.HeaderXRateLimit: "X-Ratelimit-Limit", shaper.HeaderServerTiming: "Server-Timing"}
+	const all = shaper.HeaderRateLimit | shaper.HeaderXRateLimit | shaper.HeaderServerTiming
+	s := mustMake(t, shaper.Limits{Rate: 1, Burst: 99})
+	for h := shaper.Headers(0); h <= all; h++ {
+		var each []shaper.MiddlewareOption
+		for one := range fields {
+			each = append(each, shaper.WithHeaders(h&one))
+		}
+		for _, opts := range [][]shaper.MiddlewareOption{{shaper.WithHeaders(h)}, each} {
+			answer := answerOf(shaper.Middleware(s, opts...)(http.NotFoundHandler()), context.Background(), "")
+			for one, name := range fields {
+				require.Equal(t, h&one != 0, answer.Header.Get(name) != "", "%b: %s", h, name)
+			}
+		}
+	}
+}
+
 // Most of many refusals are made without the lock of the Shaper, and their fields are those of
 // the moment all the same.
 func TestRateLimitFieldsOfManyRefusals(t *testing.T) {
