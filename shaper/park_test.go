@@ -170,30 +170,6 @@ func eachParallelism(b *testing.B, name string, make func(b *testing.B) (call fu
 	})
 }
 
-// BenchmarkConforming is a call that may leave at once: the burst is larger
-// than the number of calls, so that nobody ever waits.
-func BenchmarkConforming(b *testing.B) {
-	const perSecond, burst = 1e9, 1e9
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	eachParallelism(b, "call=Wait/limiter=shaper", func(b *testing.B) func() {
-		s := mustMake(b, shaper.Limits{Rate: perSecond, Burst: burst, Depth: 1})
-		return func() { _ = s.Wait(ctx) }
-	})
-	eachParallelism(b, "call=Wait/limiter=x-time", func(*testing.B) func() {
-		l := rate.NewLimiter(perSecond, burst)
-		return func() { _ = l.Wait(ctx) }
-	})
-	eachParallelism(b, "call=Allow/limiter=shaper", func(b *testing.B) func() {
-		s := mustMake(b, shaper.Limits{Rate: perSecond, Burst: burst})
-		return func() { s.Allow() }
-	})
-	eachParallelism(b, "call=Allow/limiter=x-time", func(*testing.B) func() {
-		l := rate.NewLimiter(perSecond, burst)
-		return func() { l.Allow() }
-	})
-}
-
 // BenchmarkRefusal is a call that is turned away. Of the shaper it gets a
 // RejectError with an exact RetryAfter; x/time refuses only whose deadline is
 // too near, with a text.

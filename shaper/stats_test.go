@@ -693,7 +693,7 @@ func (h *eventHistograms) count(into *[512]uint64, v float64) {
 	into[256+exponent]++
 }
 
-// BenchmarkHistogramsFedByEvents is BenchmarkConforming of Wait with the histograms fed by a
+// BenchmarkHistogramsFedByEvents is a call of Wait that may leave at once, with the histograms fed by a
 // hook. Those of the Shaper itself are part of every other benchmark.
 func BenchmarkHistogramsFedByEvents(b *testing.B) {
 	ctx, cancel := context.WithCancel(context.Background())

@@ -1,14 +1,11 @@
-// Package scale measures long lines: the memory of a waiter, and how long it takes to
-// give up in one.
+// Package scale measures long lines: the memory of a waiter.
 package scale
 
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -28,30 +25,15 @@ const (
 // Experiment is "scale".
 var Experiment = run.Experiment{
 	Name: "scale",
-	What: "memory per waiter, and cancel in a long line",
+	What: "memory per waiter in a long line",
 	Note: "Memory: resident in a process, where the system tells, after what is not in use has been given back. " +
 		"beyond: without what a bare goroutine takes that is parked on a channel. " +
 		"With a context of its own a waiter has, and watches, one that can be cancelled; it is counted. " +
-		"uber's cannot be cancelled and watch none. " +
-		"Cancel: from the call of its cancel function until the wait of one in the line has returned.",
+		"uber's cannot be cancelled and watch none.",
 	Goals: []report.Goal{
 		{What: "memory per waiter beyond a goroutine, in bytes", Ours: "Memory/limiter=shaper/waiting=100000/context=shared beyond-B/waiter", Most: 160},
-		{
-			What: "cancel p50 of one of 100,000 waiters, against x-time", Most: 1,
-			Ours: "Cancel/limiter=shaper/waiting=100000 p50-ns", Theirs: []string{"Cancel/limiter=x-time/waiting=100000 p50-ns"},
-		},
 	},
-	Groups: func(o run.Options) []run.Group {
-		var cancels []run.Case
-		for _, name := range []string{rivals.Ours, "x-time", "failsafe"} {
-			cancels = append(cancels, run.One(fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting), o.Times(3, 1), func(t *testing.T) cancelFound {
-				found, err := cancelOf(t, rivals.Openers[name], manyWaiting, manyWaiting/50)
-				require.NoError(t, err)
-				return found
-			}))
-		}
-		return append(memoryGroups(o), run.Group{Cases: cancels})
-	},
+	Groups: memoryGroups,
 	Conclude: func(r *report.Report, _ run.Options) error {
 		report.Beyond(r.Lines, "B/waiter", "beyond-B/waiter", func(name string) (string, float64) {
 			_, rest, _ := strings.Cut(name, "/waiting=")
@@ -59,51 +41,6 @@ var Experiment = run.Experiment{
 		})
 		return nil
 	},
-}
-
-// A cancelFound is how long it takes a caller in a long line to give up, from the
-// call of its cancel function until its wait has returned.
-type cancelFound struct {
-	P50 float64 `unit:"p50-ns"`
-	P99 float64 `unit:"p99-ns"`
-}
-
-// cancelOf lets some callers all over a line give up, one after another.
-func cancelOf(t *testing.T, open rivals.Opener, waiting, cancels int) (found cancelFound, err error) {
-	rival := open(slowLimit, waiting)
-	defer rival.Stop()
-	var (
-		all, cancelAll = context.WithCancel(context.Background())
-		contexts       = make([]context.Context, waiting)
-		giveUp         = make([]context.CancelFunc, waiting)
-		returned       = make(chan time.Time, waiting) // with room for all, so that none blocks
-	)
-	for i := range waiting {
-		contexts[i], giveUp[i] = context.WithCancel(all)
-	}
-	line := measure.Gather(t, waiting, func(i int) {
-		_ = rival.Wait(contexts[i])
-		returned <- time.Now()
-	})
-	if n := len(returned); n > waiting/10 {
-		cancelAll()
-		return found, fmt.Errorf("%d of %d did not wait", n, waiting)
-	}
-	// Those that leave meanwhile, one a second, are the first; the order is the
-	// same for all limiters.
-	order := rand.New(rand.NewPCG(1, 2)).Perm(waiting - waiting/10)[:cancels]
-	var latencies []float64
-	for _, i := range order {
-		for len(returned) > 0 {
-			<-returned
-		}
-		start := time.Now()
-		giveUp[waiting/10+i]()
-		latencies = append(latencies, float64((<-returned).Sub(start).Nanoseconds()))
-	}
-	cancelAll()
-	line.Wait()
-	return cancelFound{measure.Quantile(latencies, 0.5), measure.Quantile(latencies, 0.99)}, nil
 }
 
 // bareGoroutine stands beside the limiters: a goroutine that is parked on a

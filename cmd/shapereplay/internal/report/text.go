@@ -298,11 +298,3 @@ func Table(titles []string, rows [][]string) string {
 	w.Flush()
 	return b.String()
 }
-
-// cut shortens a text to so many characters.
-func cut(text string, width int) string {
-	if utf8.RuneCountInString(text) <= width {
-		return text
-	}
-	return string([]rune(text)[:width-1]) + "…"
-}
