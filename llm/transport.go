@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
@@ -70,7 +71,10 @@ func (l *Levels) each(s *shaper.Shaper, r *http.Request) (costs []int, actual fu
 		model = Model(r)
 	}
 	c, err := l.Call("", model, r)
-	if err != nil {
+	switch {
+	case err == ErrBomb:
+		return nil, nil, fmt.Errorf("%w: %w", shaper.ErrNegativeCost, err)
+	case err != nil:
 		return nil, nil, shaper.ErrNegativeCost
 	}
 	return c.Costs(s), func(response *http.Response) func() []int { return c.answer(s, response) }, nil

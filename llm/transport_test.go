@@ -361,6 +361,22 @@ func TestARequestThatCannotBeEstimated(t *testing.T) {
 	})
 }
 
+// A bomb is not sent, and the error says why.
+func TestABombIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPaced(t, dialects[1], llm.Quota{Tokens: 90_000}, 30*time.Second, nil)
+		r := llmtest.NewRequest(t.Context(), p.Dialect, llmtest.Call{})
+		bomb := codings["zstd"](strings.Repeat("x", 65<<20))
+		r.Body, r.GetBody, r.ContentLength = io.NopCloser(strings.NewReader(bomb)), nil, int64(len(bomb))
+		r.Header.Set("Content-Encoding", "zstd")
+		_, err := p.RoundTrip(r)
+		require.ErrorIs(t, err, llm.ErrBomb)
+		require.ErrorIs(t, err, shaper.ErrNegativeCost)
+		require.Zero(t, p.server.Stats())
+		require.Zero(t, p.level())
+	})
+}
+
 // A roundTrip is a RoundTripper.
 type roundTrip func(*http.Request) (*http.Response, error)
 
