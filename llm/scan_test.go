@@ -512,3 +512,26 @@ func BenchmarkScan(b *testing.B) {
 		})
 	}
 }
+
+// A call that does not bound its answer asks for what the provider says of it (dcdpr/jp#1085, cline#7881: Cerebras counts 16,384). One that
+// bounds it, by 0 too, asks for that, and one that writes no answer for none.
+func TestACallThatDoesNotBoundItsAnswer(t *testing.T) {
+	l := &llm.Levels{Provider: llm.OpenAI, Quota: llm.Quota{Tokens: 60_000}, Unasked: 16_384}
+	for _, tt := range []struct {
+		path, fields string
+		want         int
+	}{
+		{"/v1/chat/completions", "", 16_384},
+		{"/v1/chat/completions", `"max_completion_tokens":null`, 16_384},
+		{"/v1/chat/completions", `"max_completion_tokens":300`, 300},
+		{"/v1/chat/completions", `"max_completion_tokens":0`, 1},
+		{"/v1/embeddings", "", 0},
+		{"/v1/files", "", 0},
+	} {
+		r, err := http.NewRequest(http.MethodPost, "http://api"+tt.path, strings.NewReader(padded(400, tt.fields)))
+		require.NoError(t, err)
+		c, err := l.Call("", "", r)
+		require.NoError(t, err)
+		require.Equal(t, tt.want, c.Estimate().Output, "%s %s", tt.path, tt.fields)
+	}
+}
