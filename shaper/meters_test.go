@@ -1,6 +1,7 @@
 package shaper_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"math"
@@ -14,7 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // This file holds what WithMeters promises. Random scripts with several levels are compared with the model
@@ -451,4 +455,107 @@ func TestMetersInAStorm(t *testing.T) {
 			require.Equal(t, []float64{0, 0, 0}, g.levels())
 		}, opts...)
 	}
+}
+
+// A level that the snapshot does not have is left alone, and one that the Shaper does not have is not needed.
+func TestASnapshotHasEachLevelByName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		from := made.Shaper(t, "1/s burst 99", shaper.WithMeters(shaper.Meter{Name: "input", Rate: 10, Burst: 99}, shaper.Meter{Name: "output", Rate: 3, Burst: 99}))
+		_, err := from.ReserveEach(t.Context(), 20, 50, 30) // What is open is in it.
+		require.NoError(t, err)
+		data, err := from.Snapshot()
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+
+		to := made.Shaper(t, "1/s burst 99", shaper.WithMeters(shaper.Meter{Name: "rows", Rate: 1, Burst: 99}, shaper.Meter{Name: "output", Rate: 6, Burst: 99}))
+		require.NoError(t, to.WaitEach(t.Context(), 0, 7, 1))
+		require.NoError(t, to.Restore(data))
+		require.InDelta(t, 19, to.Stats().Level, 1e-9)
+		require.InDelta(t, 7, to.Meters()[0].Level, 1e-9)
+		require.InDelta(t, 27, to.Meters()[1].Level, 1e-9, "it leaks at the lower of the rates")
+
+		alone := made.Shaper(t, "1/s burst 99")
+		require.NoError(t, alone.Restore(data))
+		require.InDelta(t, 19, alone.Stats().Level, 1e-9)
+		damaged := bytes.Replace(data, []byte(`"level":"30"`), []byte(`"level":"x"`), 1)
+		require.ErrorContains(t, to.Restore(damaged), "damaged")
+	})
+}
+
+func TestMetersThatAreWrongMakeNoShaper(t *testing.T) {
+	right := shaper.Meter{Name: "input", Rate: 1}
+	eight := make([]shaper.Meter, 8)
+	for i := range eight {
+		eight[i] = shaper.Meter{Name: string(rune('a' + i)), Rate: 1}
+	}
+	for _, test := range []struct {
+		meters []shaper.Meter
+		opt    shaper.Option
+		says   string
+	}{
+		{[]shaper.Meter{{Rate: 1}}, nil, "Meter.Name of meter 1 is empty"},
+		{[]shaper.Meter{right, right}, nil, `Meter.Name is "input" for two meters`},
+		{[]shaper.Meter{{Name: "a", Rate: rate.Limit(math.NaN())}}, nil, `Meter "a": Rate is NaN`},
+		{[]shaper.Meter{{Name: "a"}}, nil, `Meter "a": Rate is 0, must be above 0`},
+		{[]shaper.Meter{{Name: "a", Rate: -2}}, nil, `Meter "a": Rate is -2`},
+		{[]shaper.Meter{{Name: "a", Rate: 2e9}}, nil, `Meter "a": Rate is 2e+09, must be at most 1e9`},
+		{[]shaper.Meter{{Name: "a", Rate: 1, Burst: -1}}, nil, `Meter "a": Burst is -1`},
+		{[]shaper.Meter{{Name: "a", Rate: 1e-6, Burst: 99}}, nil, "more than 365 days to drain"},
+		{eight, nil, "8 meters, must be at most 7"},
+		{[]shaper.Meter{right}, shaper.WithDryRun(), "WithDryRun"},
+		{[]shaper.Meter{right}, shaper.WithBlock(time.Second), "WithBlock"},
+		{[]shaper.Meter{right}, shaper.WithBucket(buckettest.NewMemory(), "a", shared.Options{}), "WithBucket"},
+	} {
+		opts := []shaper.Option{shaper.WithMeters(test.meters...)}
+		if test.opt != nil {
+			opts = append(opts, test.opt)
+		}
+		_, err := shaper.New(shaper.Limits{Rate: 1}, opts...)
+		require.ErrorContains(t, err, test.says)
+	}
+	_, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }, shaper.WithMeters(right))
+	require.ErrorContains(t, err, "WithMeters")
+	require.Equal(t, 0, len(made.Shaper(t, "1/s", shaper.WithMeters()).Meters()))
+}
+
+// Where there is one level, one cost is meant for it.
+func TestOneLevelTakesOneCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		s, g := made.Shaper(t, "1/s burst 9"), made.Group[string](t, "1/s burst 9")
+		for _, l := range []interface {
+			WaitEach(ctx context.Context, costs ...int) error
+			ReserveEach(ctx context.Context, estimates ...int) (settle func(actual ...int), err error)
+			AtMostEach(left ...int)
+			Stats() shaper.Stats
+		}{made.Shaper(t, "1/s burst 9"), s.For("a"), g.Limiter("a")} {
+			require.NoError(t, l.WaitEach(ctx, 2))
+			require.ErrorContains(t, l.WaitEach(ctx, 1, 1), "has 2 costs, must have 1")
+			require.ErrorContains(t, l.WaitEach(ctx), "has 0 costs, must have 1")
+			settle, err := l.ReserveEach(ctx)
+			require.ErrorContains(t, err, "has 0 costs, must have 1")
+			settle(1)
+			settle, err = l.ReserveEach(ctx, 4)
+			require.NoError(t, err)
+			require.InDelta(t, 6, l.Stats().Level, 1e-9)
+			settle(1, 99)
+			require.InDelta(t, 3, l.Stats().Level, 1e-9)
+			settle, err = l.ReserveEach(ctx, 1)
+			require.NoError(t, err)
+			settle() // The estimate stands.
+			l.AtMostEach()
+			require.InDelta(t, 4, l.Stats().Level, 1e-9)
+			l.AtMostEach(2, 1)
+			require.InDelta(t, 7, l.Stats().Level, 1e-9)
+			require.Equal(t, uint64(3), l.Stats().Departed)
+		}
+		capped := made.Shaper(t, "1/s burst 9 inflight 1", shaper.WithMeters(shaper.Meter{Name: "bytes", Rate: 1, Burst: 9}))
+		require.ErrorContains(t, capped.WaitEach(ctx, 1, 1), "use Acquire")
+		settle, err := capped.ReserveEach(ctx, 1, 1)
+		require.NoError(t, err)
+		require.Equal(t, 1, capped.Stats().InFlight)
+		settle(0, 0, 7)
+		require.Zero(t, capped.Stats().InFlight)
+		require.Zero(t, capped.Meters()[0].Level)
+	})
 }
