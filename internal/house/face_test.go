@@ -3,6 +3,7 @@ package house_test
 import (
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -36,4 +37,15 @@ func TestThePublicFaceStaysSmall(t *testing.T) {
 	require.LessOrEqual(t, count["func"], mostFunctions, "functions")
 	require.LessOrEqual(t, count["method"], mostMethods, "methods")
 	require.LessOrEqual(t, lines, mostDocLines, "lines of go doc -all ./shaper: say each thing once, at the method that it is about")
+}
+
+// The guarantees are read in one go. Their details stand at the methods.
+func TestEachGuaranteeHasFourLinesAtMost(t *testing.T) {
+	t.Parallel()
+	found := regexp.MustCompile(`(?m)^ (\d+)\. ([A-Z][a-z ]+)\..*\n(?:    \S.*\n)*`).FindAllStringSubmatch(string(goCommand(t, root, "doc", "./shaper")), -1)
+	require.Len(t, found, 11)
+	for i, m := range found {
+		require.Equal(t, strconv.Itoa(i+1), m[1])
+		require.LessOrEqual(t, strings.Count(m[0], "\n"), 4, m[2])
+	}
 }
