@@ -43,7 +43,8 @@ import (
 //   - Prediction. [Shaper.Forecast], deadlines and [Limits.MaxWait] assume that nobody else comes. Newcomers of
 //     other keys may leave before a request in line, within the bound above.
 //   - Memory. A key takes some 200 bytes while it has a request in line. Made-up keys get a turn each but starve
-//     nobody.
+//     nobody: with equal costs and weights a request with none of its key ahead waits for no more requests than it
+//     would without the option.
 //
 // A request that finds no line leaves at once, whatever its key has had. With [Shaper.Reserve] a key pays for its
 // turns by estimates. With a [shared.Bucket] the keys of each process take turns. [New] and [NewGroup] return an
