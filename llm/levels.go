@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"example.com/leakybucket/shaper"
 )
 
@@ -71,17 +69,25 @@ func (l *Levels) Limits(burst time.Duration, depth int) (shaper.Limits, []shaper
 	return limits, meters, limits.Validate()
 }
 
+// infinite is rate.Inf of x/time, which lets all pass.
+const infinite = math.MaxFloat64
+
+// setPerMinute sets a rate, whose type is x/time's, to n a minute.
+func setPerMinute[R ~float64](to *R, n int) { *to = R(n) / 60 }
+
 // limit returns the limits of n a minute; 0: there is none.
 func (l *Levels) limit(n int, burst time.Duration) (shaper.Limits, error) {
 	if n == 0 {
-		return shaper.Limits{Rate: rate.Inf}, nil
+		return shaper.Limits{Rate: infinite}, nil
 	}
 	atOnce := int(float64(n) * burst.Minutes())
 	if l.Provider.Counts != Rolling {
-		return shaper.Limits{Rate: rate.Limit(n) / 60, Burst: atOnce}, nil
+		limits := shaper.Limits{Burst: atOnce}
+		setPerMinute(&limits.Rate, n)
+		return limits, nil
 	}
 	if n == 1 {
-		return shaper.Limits{Rate: rate.Every(time.Minute + time.Second)}, nil
+		return shaper.Limits{Rate: 1. / 61}, nil
 	}
 	return shaper.Window(n, time.Minute, min(atOnce, n-1))
 }

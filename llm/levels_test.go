@@ -2,13 +2,13 @@ package llm_test
 
 import (
 	"io"
+	"math"
 	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/llmtest"
@@ -32,10 +32,10 @@ func TestAQuotaHasALevelForEachLimit(t *testing.T) {
 			{Name: "input-tokens", Rate: 400_000. / 60, Burst: 200_000}, {Name: "output-tokens", Rate: 80_000. / 60, Burst: 40_000}}},
 		{llm.Bedrock, llm.Quota{Requests: 60, Tokens: 6000}, shaper.Limits{Rate: 1, Burst: 30, Depth: 9}, []shaper.Meter{
 			{Name: "tokens", Rate: 100, Burst: 3000, Returns: true}}},
-		{llm.OpenAI, llm.Quota{Tokens: 6000}, shaper.Limits{Rate: 100, Burst: 3000, Depth: 9}, []shaper.Meter{{Name: "requests", Rate: rate.Inf}}},
+		{llm.OpenAI, llm.Quota{Tokens: 6000}, shaper.Limits{Rate: 100, Burst: 3000, Depth: 9}, []shaper.Meter{{Name: "requests", Rate: math.MaxFloat64}}},
 		{llm.Gemini, llm.Quota{Requests: 60, Input: 6000}, shaper.Limits{Rate: window(60, 30).Rate, Burst: 30, Slack: shaper.DefaultSlack, Depth: 9}, []shaper.Meter{
 			{Name: "input-tokens", Rate: window(6000, 3000).Rate, Burst: 3000}}},
-		{llm.Gemini, llm.Quota{Requests: 1}, shaper.Limits{Rate: rate.Every(61 * time.Second), Depth: 9}, []shaper.Meter{{Name: "tokens", Rate: rate.Inf}}},
+		{llm.Gemini, llm.Quota{Requests: 1}, shaper.Limits{Rate: 1. / 61, Depth: 9}, []shaper.Meter{{Name: "tokens", Rate: math.MaxFloat64}}},
 	} {
 		l := llm.Levels{Provider: tt.p, Quota: tt.q}
 		limits, meters, err := l.Limits(30*time.Second, 9)

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/shaper"
 )
@@ -133,19 +131,20 @@ type level struct {
 // a line of one level. A level without a limit is always 0.
 func levelsOf(line *shaper.Shaper, minute float64) (levels []level) {
 	st, meters := line.Stats(), line.Meters()
-	of := func(n float64, r rate.Limit) float64 {
-		if r == rate.Inf {
+	of := func(n, perSecond float64) float64 {
+		if perSecond == math.MaxFloat64 { // rate.Inf of x/time
 			return 0
 		}
-		return n / (60 * float64(r))
+		return n / (60 * perSecond)
 	}
 	if len(meters) == 0 {
 		return []level{{st.Level / minute, float64(st.Reserved) / minute, float64(st.Limits.Burst) / minute, st.GivenBack, st.Forfeited}}
 	}
-	r := st.Limits.Rate
+	r := float64(st.Limits.Rate)
 	levels = append(levels, level{of(st.Level, r), of(float64(st.Reserved), r), of(float64(max(st.Limits.Burst, 1)), r), st.GivenBack, st.Forfeited})
 	for _, m := range meters {
-		levels = append(levels, level{of(m.Level, m.Rate), of(float64(m.Reserved), m.Rate), of(float64(max(m.Burst, 1)), m.Rate), m.GivenBack, m.Forfeited})
+		r := float64(m.Rate)
+		levels = append(levels, level{of(m.Level, r), of(float64(m.Reserved), r), of(float64(max(m.Burst, 1)), r), m.GivenBack, m.Forfeited})
 	}
 	return levels
 }
