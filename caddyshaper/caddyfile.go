@@ -51,6 +51,7 @@ import (
 //		depth        <number>
 //		wait         <duration>
 //		inflight     <number>
+//		team_inflight <number>
 //		teams        <file>
 //		usage        <file> | stdout | stderr
 //		team_metrics <number>
@@ -156,6 +157,7 @@ var subdirectives = map[string]subdirective{
 	"depth":               number(func(s *Shape) *int { return &s.Depth }),
 	"wait":                duration(func(s *Shape) *caddy.Duration { return &s.Wait }),
 	"inflight":            number(func(s *Shape) *int { return &s.InFlight }),
+	"team_inflight":       number(func(s *Shape) *int { return &s.TeamInFlight }),
 	"teams":               text(func(s *Shape) *string { return &s.Teams }),
 	"usage":               text(func(s *Shape) *string { return &s.Usage }),
 	"team_metrics":        number(func(s *Shape) *int { return &s.TeamMetrics }),

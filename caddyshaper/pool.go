@@ -377,6 +377,9 @@ func (l *limiters) waiting() int {
 	for _, line := range l.ownLines() {
 		n += line.Stats().Waiting
 	}
+	if l.ledger != nil {
+		n += l.ledger.Waiting()
+	}
 	return n
 }
 
@@ -387,6 +390,9 @@ func (l *limiters) close() {
 	}
 	for _, line := range l.ownLines() {
 		_ = line.Close()
+	}
+	if l.ledger != nil {
+		l.ledger.Close()
 	}
 }
 

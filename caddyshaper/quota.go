@@ -137,7 +137,7 @@ func (s *Shape) withoutQuota() error {
 		field string
 		given bool
 	}{
-		{"depth", s.Depth != 0}, {"wait", s.Wait != 0}, {"inflight", s.InFlight != 0},
+		{"depth", s.Depth != 0}, {"wait", s.Wait != 0}, {"inflight", s.InFlight != 0}, {"team_inflight", s.TeamInFlight != 0},
 		{"usage", s.Usage != ""}, {"teams", s.Teams != ""}, {"team_metrics", s.TeamMetrics != 0},
 	} {
 		if f.given {
@@ -179,8 +179,8 @@ func readQuota(s *Shape, set *settings) error {
 		return errors.New(`quota: it has no limit; give the provider's limits per minute, as in "requests 500" and "tokens 90000"`)
 	case wrong != nil:
 		return fmt.Errorf("%s: %s, %s", wrong.Setting, wrong.Value, wrong.Must)
-	case s.Wait < 0 || s.Depth < 0 || s.InFlight < 0 || s.TeamMetrics < 0:
-		return errors.New("quota: depth, wait, inflight and team_metrics must not be negative")
+	case s.Wait < 0 || s.Depth < 0 || s.InFlight < 0 || s.TeamInFlight < 0 || s.TeamMetrics < 0:
+		return errors.New("quota: depth, wait, inflight, team_inflight and team_metrics must not be negative")
 	case q.bodies < 0:
 		return fmt.Errorf("bodies: %d, must not be negative", q.bodies)
 	case q.unasked < 0:
@@ -399,7 +399,7 @@ func (s *Shape) provisionQuota(ctx caddy.Context, entries []*entry) (err error) 
 		q := e.settings.quota
 		config := gateway.Config{
 			Provider: q.provider, Quota: q.Quota, Estimate: q.estimate, Unasked: q.unasked, OutputFactor: q.factor,
-			Line:   e.lines.fair.Load,
+			Line: e.lines.fair.Load, TeamInFlight: s.TeamInFlight,
 			Team:   func(r *http.Request) (string, bool) { c := callOf(r); return c.key, !c.isStranger },
 			Bodies: q.bodies, Weight: e.lines.weightOf, Labels: s.TeamMetrics, Ledger: e.lines.ledger,
 			Log: log, Refuse: s.refuse, RetrySpread: time.Duration(s.RetrySpread),

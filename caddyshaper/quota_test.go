@@ -337,6 +337,8 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 		{q + "depth 0", `depth: "0", must be a number of at least 1`},
 		{q + "wait never", `wait: "never", must be a duration above 0`},
 		{q + "inflight 1.5", `inflight: "1.5", must be a number of at least 1`},
+		{q + "team_inflight 0", `team_inflight: "0", must be a number of at least 1`},
+		{"limits 5/s\n team_inflight 5", `team_inflight: it is for a quota, and there is none`},
 		{q + "team_metrics", `team_metrics: takes one word, got 0`},
 		{q + "fair team", `fair: "team" is the owner of a token, and teams names no file of them`},
 		{q + "fair header Authorization", `fair: "header:Authorization" would show keys in metrics and logs`},

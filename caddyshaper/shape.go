@@ -67,6 +67,9 @@ type Shape struct {
 	Wait     caddy.Duration `json:"wait,omitempty"`
 	InFlight int            `json:"inflight,omitempty"`
 
+	// TeamInFlight is for a Quota: the number of calls of a team in the line and at the provider; 0: any number.
+	TeamInFlight int `json:"team_inflight,omitempty"`
+
 	// Teams is a file of lines "team: sha256" with the tokens of the gateway ([gateway.Teams]). A call
 	// without a token is refused with 401. The team is the part team of the key.
 	Teams string `json:"teams,omitempty"`

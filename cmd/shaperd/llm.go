@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,10 +69,15 @@ func llmFlags() *flag.FlagSet {
 	fs.Int("tokens", 0, "tokens of a minute, of input and output together")
 	fs.Int("input", 0, "input tokens of a minute")
 	fs.Int("output", 0, "output tokens of a minute")
-	fs.Duration("burst", 30*time.Second, "how much of the quota may leave at once: the quota of this time, at most 1m")
+	fs.Var(&quotaFlags{}, "quota", "`limits` of some models, in place of the four above, and again for others, as in 'claude-sonnet-*: 1000 requests, 400k in, 80k out'; default: is for any other")
+	fs.String("estimate", "", "what a call reserves: learned, what the calls of its team and model took; asked, what it may take; or so many `tokens` for each answer (default learned; at openai and bedrock, which count it, asked)")
+	fs.Int("unasked", 0, "what a call asks for that does not bound its answer, where the provider says a number of `tokens`")
+	fs.Int("output-factor", 0, "how many `tokens` bedrock counts for one of output; 0: by the model")
+	fs.Var(&burstFlag{}, "burst", "how much of the quota may leave at once: the quota of this `time`, at most 1m (default 30s; bedrock 50s, gemini 5s)")
 	fs.Int("depth", 1000, "how many calls may wait")
 	fs.Duration("wait", 2*time.Minute, "for how long a call may have to wait; one that would wait longer gets 429")
 	fs.Int("inflight", 0, "how many calls may be with the provider at a time; 0: as many as the quota lets through")
+	fs.Int("team-inflight", 0, "how many calls of a team may be in the line or with the provider; its further ones hold up no other team. 0: any number")
 	fs.Int("bodies", 64, "how many `MiB` of their bodies all calls hold; one that finds no room is estimated by its length, and not sent again")
 	fs.String("fair", "", "who takes turns: header:`NAME`, client_ip, host, team (of the token, with --teams), or none (default header:X-Team, or team)")
 	fs.String("weights", "", "shares of teams where others have 1, as in gold=4,batch=1; each from 1 to 1000")
@@ -78,6 +85,7 @@ func llmFlags() *flag.FlagSet {
 	fs.String("teams", "", "`file` with the tokens of the teams")
 	fs.String("listen", "127.0.0.1:8080", "`address` for callers")
 	fs.String("page", "127.0.0.1:8081", "`address` of the page and of /metrics; off: there is none")
+	fs.String("state", "", "`file` that keeps the levels while the gateway does not run; off: there is none (default: in the user's state folder)")
 	fs.String("usage", "", "`file` for a line of JSON about each call")
 	fs.Int("team-metrics", 0, "how many teams have metrics of their own, the others together as \"other\"")
 	fs.Bool("forwarded", false, "tell the provider of the callers: X-Forwarded-For, -Host and -Proto, and Via")
@@ -103,11 +111,68 @@ func (k *keepAlive) Set(text string) (err error) {
 	return err
 }
 
+// quotaFlags are the values of a flag that may be said several times.
+type quotaFlags struct{ texts []string }
+
+func (q *quotaFlags) String() string { return strings.Join(q.texts, "\n") }
+
+func (q *quotaFlags) Set(text string) error {
+	q.texts = append(q.texts, text)
+	return nil
+}
+
+// burstFlag is a duration whose default is the provider's.
+type burstFlag struct{ text string }
+
+func (b *burstFlag) String() string { return b.text }
+
+func (b *burstFlag) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	b.text = d.String()
+	return err
+}
+
+// A modelQuota is the quota of some models; pattern "": of any other.
+type modelQuota struct {
+	pattern string
+	llm.Quota
+}
+
+// readModels reads the flags --quota.
+func readModels(text string) (models []modelQuota, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for one := range strings.SplitSeq(text, "\n") {
+		m := modelQuota{}
+		if m.pattern, m.Quota, err = llm.ParseModelQuota(one); err != nil {
+			return nil, fmt.Errorf("--quota: %w", err)
+		}
+		if m.pattern == "default" {
+			m.pattern = ""
+		}
+		if slices.ContainsFunc(models, func(o modelQuota) bool { return o.pattern == m.pattern }) {
+			return nil, fmt.Errorf("--quota: %q has the models of another one", one)
+		}
+		if _, err := caddyfile.Literal(m.pattern); err != nil {
+			return nil, fmt.Errorf("--quota: %w", err)
+		}
+		models = append(models, m)
+	}
+	return models, nil
+}
+
 // llmOptions are the flags of the command, after they have been checked.
 type llmOptions struct {
 	upstream     *url.URL
 	provider     string
 	quota        llm.Quota
+	models       []modelQuota // in place of quota
+	estimate     string       // "": the provider's default
+	unasked      int
+	factor       int
+	teamInflight int
+	state        string // "": the default; "off": none
 	burst, wait  time.Duration
 	depth        int
 	inflight     int
@@ -139,10 +204,17 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 	o = llmOptions{
 		provider: f.String("provider"),
 		quota:    llm.Quota{Requests: f.Int("requests"), Tokens: f.Int("tokens"), Input: f.Int("input"), Output: f.Int("output")},
-		burst:    f.Duration("burst"), wait: f.Duration("wait"), depth: f.Int("depth"), inflight: f.Int("inflight"), bodies: f.Int("bodies"),
+		estimate: f.String("estimate"), unasked: f.Int("unasked"), factor: f.Int("output-factor"), teamInflight: f.Int("team-inflight"), state: f.String("state"),
+		burst: gateway.DefaultBurst(f.String("provider")), wait: f.Duration("wait"), depth: f.Int("depth"), inflight: f.Int("inflight"), bodies: f.Int("bodies"),
 		keyEnv: f.String("key-env"), teams: f.String("teams"),
 		listen: f.String("listen"), page: f.String("page"), usage: f.String("usage"), teamMetrics: f.Int("team-metrics"),
 		forwarded: f.Bool("forwarded"), grace: time.Minute,
+	}
+	if text := f.String("burst"); text != "" {
+		o.burst, _ = time.ParseDuration(text) // It has been checked.
+	}
+	if o.models, err = readModels(f.String("quota")); err != nil {
+		return o, err
 	}
 	if o.keepAlive, err = time.ParseDuration(f.String("keepalive")); err != nil {
 		return o, fmt.Errorf("--keepalive: %w", err)
@@ -173,7 +245,7 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 	if o.fair == "" && len(o.weights) > 0 {
 		return o, fmt.Errorf("--weights: %q, but with --fair none all calls have one line", f.String("weights"))
 	}
-	for _, text := range append([]string{o.teams, o.usage}, slices.Collect(maps.Keys(o.weights))...) {
+	for _, text := range append([]string{o.teams, o.usage, o.state}, slices.Collect(maps.Keys(o.weights))...) {
 		if _, err := caddyfile.Literal(text); err != nil {
 			return o, err
 		}
@@ -183,7 +255,17 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 
 func (o *llmOptions) checkNumbers() error {
 	var wrong *llm.QuotaError
-	switch errors.As(o.quota.Validate(o.burst), &wrong); {
+	all := o.quota
+	if len(o.models) > 0 {
+		all = o.models[0].Quota
+	}
+	switch errors.As(all.Validate(o.burst), &wrong); {
+	case len(o.models) > 0 && o.quota != llm.Quota{}:
+		return errors.New("--quota: it stands beside --requests, --tokens, --input or --output; say these as a --quota too, as in 'default: 50 requests'")
+	case !gateway.IsEstimate(o.estimate):
+		return fmt.Errorf("--estimate: %q, must be learned, asked, or a number of tokens above 0", o.estimate)
+	case o.factor < 0 || o.factor > 0 && o.provider != "bedrock":
+		return fmt.Errorf("--output-factor: %d, must not be negative, and is for bedrock alone", o.factor)
 	case wrong == nil:
 	case wrong.Setting == "":
 		return errors.New("the quota is missing: say --requests, --tokens, --input or --output, as on the provider's page, or --demo to look at it first")
@@ -193,7 +275,7 @@ func (o *llmOptions) checkNumbers() error {
 	for _, n := range []struct {
 		flag string
 		n    int
-	}{{"inflight", o.inflight}, {"team-metrics", o.teamMetrics}} {
+	}{{"inflight", o.inflight}, {"team-inflight", o.teamInflight}, {"unasked", o.unasked}, {"team-metrics", o.teamMetrics}} {
 		if n.n < 0 {
 			return fmt.Errorf("--%s: %d, must not be negative", n.flag, n.n)
 		}
@@ -353,10 +435,27 @@ func (o *llmOptions) caddyfile() string {
 	line(1, "shape_ready /-/ready")
 	line(1, "shape {")
 	line(2, "quota %s {", o.provider)
-	number(3, "requests", o.quota.Requests)
-	number(3, "tokens", o.quota.Tokens)
-	number(3, "input", o.quota.Input)
-	number(3, "output", o.quota.Output)
+	limits := func(depth int, q llm.Quota) {
+		number(depth, "requests", q.Requests)
+		number(depth, "tokens", q.Tokens)
+		number(depth, "input", q.Input)
+		number(depth, "output", q.Output)
+	}
+	limits(3, o.quota)
+	for _, m := range o.models {
+		head := "default"
+		if m.pattern != "" {
+			head = "model " + word(m.pattern)
+		}
+		line(3, "%s {", head)
+		limits(4, m.Quota)
+		line(3, "}")
+	}
+	if o.estimate != "" {
+		line(3, "estimate %s", o.estimate)
+	}
+	number(3, "unasked", o.unasked)
+	number(3, "output_factor", o.factor)
 	line(3, "burst %s", short(o.burst))
 	if o.bodies != gateway.DefaultBodies>>20 {
 		line(3, "bodies %dMiB", o.bodies)
@@ -365,6 +464,7 @@ func (o *llmOptions) caddyfile() string {
 	line(2, "depth %d", o.depth)
 	line(2, "wait %s", short(o.wait))
 	number(2, "inflight", o.inflight)
+	number(2, "team_inflight", o.teamInflight)
 	if o.teams != "" {
 		line(2, "teams %s", word(o.teams))
 	}
@@ -380,6 +480,9 @@ func (o *llmOptions) caddyfile() string {
 	}
 	if o.usage != "" {
 		line(2, "usage %s", word(o.usage))
+	}
+	if o.state != "" && o.state != "off" {
+		line(2, "state %s", word(o.state))
 	}
 	number(2, "team_metrics", o.teamMetrics)
 	line(1, "}")
@@ -445,6 +548,9 @@ func serveLLM(f caddycmd.Flags) (int, error) {
 	if o.keyEnv != "" && os.Getenv(o.keyEnv) == "" {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("--key-env: %q, but there is no such environment variable, or it is empty", o.keyEnv)
 	}
+	if err := o.makeState(); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
 	caddy.TrapSignals()
 	if err := o.serve(); err != nil {
 		return caddy.ExitCodeFailedStartup, err
@@ -501,7 +607,7 @@ func (o *llmOptions) start() error {
 func (o *llmOptions) welcome() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "shaperd llm: %s, until Ctrl-C.\n\n", o.provider)
-	fmt.Fprintf(&b, "  gateway    http://%s   passes calls on to %s, within %s\n", o.listen, o.upstream, quotaWords(o.quota))
+	fmt.Fprintf(&b, "  gateway    http://%s   passes calls on to %s, within %s\n", o.listen, o.upstream, o.quotaWords())
 	if o.page != "" {
 		fmt.Fprintf(&b, "  page       http://%s   shows the line; /metrics is for Prometheus\n", o.page)
 	}
@@ -514,6 +620,52 @@ func (o *llmOptions) welcome() string {
 		fmt.Fprintf(&b, "\nCalls with the same %s take turns with the others.\n", o.fair)
 	}
 	return b.String()
+}
+
+// makeState chooses the file for the levels, if there is to be one, and makes its folder. Without it three starts within a minute would
+// let three bursts pass. Gateways at different addresses have files of their own.
+func (o *llmOptions) makeState() error {
+	said := o.state
+	switch said {
+	case "off":
+		return nil
+	case "":
+		folder := os.Getenv("XDG_STATE_HOME")
+		if folder == "" {
+			home, err := os.UserHomeDir()
+			if err != nil {
+				return nil // A service without a home has no folder of its own, and keeps no levels unless it names a file.
+			}
+			folder = filepath.Join(home, ".local", "state")
+		}
+		name := strings.NewReplacer(":", "-", "[", "", "]", "", "%", "-").Replace(o.provider + "-" + o.listen)
+		o.state = filepath.Join(folder, "shaperd", "llm-"+name+".json")
+	}
+	_, err := caddyfile.Literal(o.state)
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(o.state), 0o700)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case said == "":
+		fmt.Fprintf(os.Stderr, "shaperd llm: the levels are not kept over a restart (%v); --state names a file for them.\n", err)
+		o.state = "off"
+		return nil
+	}
+	return fmt.Errorf("--state: %q: %w", o.state, err)
+}
+
+// quotaWords returns the quota in words, or the models that have one.
+func (o *llmOptions) quotaWords() string {
+	if len(o.models) == 0 {
+		return quotaWords(o.quota)
+	}
+	var parts []string
+	for _, m := range o.models {
+		parts = append(parts, cmp.Or(m.pattern, "any other")+": "+quotaWords(m.Quota))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // quotaWords returns a quota in words.

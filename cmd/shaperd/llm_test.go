@@ -54,6 +54,14 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 		`"30s": the command takes flags alone; an interval of --keepalive`:    {"--keepalive", "30s"},
 		`--key-env: "AN_EMPTY_KEY", but there is no such`:                     {"--key-env", "AN_EMPTY_KEY", "--teams", "f"},
 		`invalid argument "1ms" for "--keepalive" flag: must be at least 1s`:  {"--keepalive=1ms"},
+		`--quota: it stands beside --requests`:                                {"--quota", "m: 5 in"},
+		`--quota: "5 in", must be a pattern of models, a colon and limits`:    {"--quota", "5 in"},
+		`--quota: "m: 6 in" has the models of another one`:                    {"--quota", "m: 5 in", "--quota", "m: 6 in"},
+		`--estimate: "much", must be learned, asked, or a number of tokens`:   {"--estimate", "much"},
+		`--output-factor: 5, must not be negative, and is for bedrock alone`:  {"--output-factor", "5"},
+		`--unasked: -1, must not be negative`:                                 {"--unasked", "-1"},
+		`--team-inflight: -1, must not be negative`:                           {"--team-inflight", "-1"},
+		`invalid argument "soon" for "--burst" flag`:                          {"--burst", "soon"},
 		`--upstream: "http://x", but the provider of the demonstration`:       {"--demo", "--upstream", "http://x"},
 	} {
 		t.Run(want, func(t *testing.T) {
@@ -138,7 +146,13 @@ func TestTheCaddyfileOfTheGatewayIsPrinted(t *testing.T) {
 		"--depth", "10", "--bodies", "256", "--wait", "90s", "--inflight", "4", "--weights", "a team=2", "--key-env", "HOME", "--teams", teams,
 		"--usage", filepath.Join(t.TempDir(), "usage.json"), "--team-metrics", "5", "--keepalive=30s", "--listen", ":8080", "--page", "off", "--print")
 	require.Zero(t, status, text)
-	for _, file := range []string{printedCaddyfile, text} {
+	status, models := do(t, "llm", "--provider", "bedrock", "--upstream", "https://api.example", "--quota", "anthropic.claude-*: 250 requests, 400k tokens", "--quota", "default: 5 requests",
+		"--estimate", "asked", "--unasked", "4000", "--output-factor", "5", "--team-inflight", "3", "--state", filepath.Join(t.TempDir(), "state"), "--print")
+	require.Zero(t, status, models)
+	require.Contains(t, models, "\t\t\tmodel anthropic.claude-* {\n\t\t\t\trequests 250\n\t\t\t\ttokens 400000\n\t\t\t}\n\t\t\tdefault {\n\t\t\t\trequests 5\n\t\t\t}\n"+
+		"\t\t\testimate asked\n\t\t\tunasked 4000\n\t\t\toutput_factor 5\n\t\t\tburst 50s\n")
+	require.Contains(t, models, "team_inflight 3\n")
+	for _, file := range []string{printedCaddyfile, text, models} {
 		path := writeFile(t, "Caddyfile", file)
 		status, told := do(t, "validate", "--config", path)
 		require.Zero(t, status, told)
@@ -186,6 +200,38 @@ func TestTheGatewayPutsTheKeyInPlaceOfATeamsToken(t *testing.T) {
 	for _, secret := range []string{"a prompt", "a token", "the key"} {
 		require.NotContains(t, string(text)+p.Output(), secret)
 	}
+}
+
+// What has left before a restart counts after it, and a gateway at another address has levels of its own.
+func TestTheLevelsOfAGatewayOutliveARestart(t *testing.T) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "{}") }))
+	defer upstream.Close()
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	named := filepath.Join(t.TempDir(), "folder", "state.json")
+	for _, c := range []struct {
+		state []string
+		keeps bool
+	}{{nil, true}, {[]string{"--state", named}, true}, {[]string{"--state", "off"}, false}} {
+		listen, answered := freeAddress(t), 0
+		for range 2 {
+			p := start(t, append([]string{"llm", "--upstream", upstream.URL, "--requests", "60", "--wait", "1ms", "--listen", listen, "--page", "off"}, c.state...)...)
+			p.Says("take turns")
+			for range 31 {
+				a, err := send(http.MethodPost, "http://"+listen+"/v1/chat/completions", `{"model":"m","max_tokens":5}`)
+				require.NoError(t, err)
+				if a.status == 200 {
+					answered++
+				}
+			}
+			require.Zero(t, p.Stop(syscall.SIGTERM))
+		}
+		if c.keeps {
+			require.Less(t, answered, 50, "30 at once, and one a second")
+		} else {
+			require.GreaterOrEqual(t, answered, 60)
+		}
+	}
+	require.FileExists(t, named)
 }
 
 // A provider gets what its own client would send. Load balancers ask the gateway, and not the provider, how it is.

@@ -41,6 +41,10 @@ type Config struct {
 	// It is called each time that the line is needed. A call settles in the line that it has left.
 	Line func() *shaper.Shaper
 
+	// TeamInFlight is how many calls of a team may be in the line or with the provider at a time; 0: any number. Further ones wait
+	// outside the line, for as long as one may, and hold up no other team.
+	TeamInFlight int
+
 	// Scale is the number of cost units of the line in a millionth of a minute's quota; 0 means 1. If the quota of a line
 	// changes while calls wait with costs by the quota before, a changed Scale re-times them too. The function [Scale]
 	// returns it.
@@ -126,6 +130,8 @@ func New(c Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: Config.Bodies is %d, must not be negative", c.Bodies)
 	case c.BodyTimeout < 0:
 		return nil, fmt.Errorf("gateway: Config.BodyTimeout is %v, must not be negative", c.BodyTimeout)
+	case c.TeamInFlight < 0:
+		return nil, fmt.Errorf("gateway: Config.TeamInFlight is %d, must not be negative", c.TeamInFlight)
 	case c.Unasked < 0:
 		return nil, fmt.Errorf("gateway: Config.Unasked is %d, must not be negative", c.Unasked)
 	case c.OutputFactor < 0:
@@ -150,7 +156,15 @@ func New(c Config) (*Gateway, error) {
 // nothing.
 func (g *Gateway) Begin() {
 	c := g.config
-	c.Ledger.follow(subject{c.Provider, c.Quota, g.minute(), c.Line, c.Weight, c.Labels})
+	seats := shaper.Limits{Rate: math.MaxFloat64, InFlight: c.TeamInFlight} // That is rate.Inf of x/time.
+	if c.TeamInFlight > 0 {
+		line := c.Line().Limits()
+		seats.Depth, seats.MaxWait = line.Depth, line.MaxWait
+	}
+	c.Ledger.follow(subject{c.Provider, c.Quota, g.minute(), c.Line, c.Weight, c.Labels, seats})
+	if c.TeamInFlight > 0 {
+		c.Ledger.seatsOf().Reload() // Also for those that wait.
+	}
 	c.Ledger.bodies.allow(c.Bodies)
 }
 

@@ -318,3 +318,60 @@ func TestWhatALedgerCallsMayAskTheLedger(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A team at its cap waits outside the line, and holds up no other, however many calls it sends.
+func TestATeamAtItsCapHoldsUpNoOther(t *testing.T) {
+	for _, teamCap := range []int{0, 4} {
+		synctest.Test(t, func(t *testing.T) {
+			most, now := map[string]int{}, map[string]int{}
+			var mu sync.Mutex
+			next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				team := r.Header.Get("X-Team")
+				mu.Lock()
+				now[team]++
+				most[team] = max(most[team], now[team])
+				mu.Unlock()
+				time.Sleep(time.Minute)
+				mu.Lock()
+				now[team]--
+				mu.Unlock()
+				answersOK(w, r)
+			})
+			g := newRig(t, "openai", llm.Quota{Requests: 6000}, next, func(c *gateway.Config, l *shaper.Limits) {
+				c.TeamInFlight, l.InFlight = teamCap, 16
+			})
+			var all sync.WaitGroup
+			call := func(team string, n int) {
+				for range n {
+					all.Go(func() {
+						if status := g.call(team, request(t.Context(), "openai", 1, 1, false)).Code; status != 200 {
+							t.Errorf("status %d", status)
+						}
+					})
+				}
+				synctest.Wait()
+			}
+			call("greedy", 100)
+			call("other", 8)
+			st, waiting := g.Ledger().Status(time.Now(), 2), 0
+			for _, team := range append(st.Teams, st.Others) {
+				waiting += team.Waiting
+			}
+			require.Equal(t, 108-map[int]int{0: 16, 4: 8}[teamCap], waiting, "the page tells of all that wait")
+			all.Wait()
+			other := time.Duration(0)
+			for _, r := range g.records {
+				if r.Team == "other" {
+					other = max(other, time.Duration(r.Waited*float64(time.Second)))
+				}
+			}
+			if teamCap == 0 {
+				require.Equal(t, 16, most["greedy"])
+				require.GreaterOrEqual(t, other, time.Minute)
+				return
+			}
+			require.Equal(t, map[string]int{"greedy": 4, "other": 4}, most)
+			require.Equal(t, time.Minute, other, "its own cap lets four call at once, and four after them")
+		})
+	}
+}

@@ -33,6 +33,7 @@ type Ledger struct {
 
 	bodies  bodies        // with a lock of its own
 	learned llm.Estimates // likewise; a reload forgets nothing
+	seats   *shaper.Group[string]
 }
 
 // A subject is the gateway that a [Ledger] counts for.
@@ -42,7 +43,8 @@ type subject struct {
 	minute   float64 // cost units of a minute's quota
 	line     func() *shaper.Shaper
 	weight   func(team string) int
-	labels   int // how many teams have a label of their own
+	labels   int           // how many teams have a label of their own
+	seats    shaper.Limits // of a team
 }
 
 // NewLedger returns an empty Ledger for a [Config].
@@ -100,7 +102,7 @@ func (l *Ledger) Status(now time.Time, teams int) Status {
 	if of.line != nil {
 		line := of.line()
 		st := line.Stats()
-		s.Others.Waiting = st.Waiting
+		s.Others.Waiting = st.Waiting + l.Waiting()
 		for i, l := range levelsOf(line, of.minute) {
 			if i == 0 || l.level > s.Level {
 				s.Level, s.Reserved, s.Capacity = l.level, l.reserved, cmp.Or(l.capacity, s.Capacity)
@@ -117,12 +119,24 @@ func (l *Ledger) Status(now time.Time, teams int) Status {
 	}
 	for i := range s.Teams {
 		t := &s.Teams[i]
-		if t.Waiting, t.Weight = waiting[t.Team], 1; of.weight != nil {
+		if t.Waiting, t.Weight = waiting[t.Team]+l.waitingForSeats(t.Team), 1; of.weight != nil {
 			t.Weight = of.weight(t.Team)
 		}
 		s.Others.Waiting = max(0, s.Others.Waiting-t.Waiting)
 	}
 	return s
+}
+
+// waitingForSeats returns how many calls of a team wait for a seat.
+func (l *Ledger) waitingForSeats(team string) int {
+	l.mu.Lock()
+	seats := l.seats
+	l.mu.Unlock()
+	if seats == nil {
+		return 0
+	}
+	st, _ := seats.StatsOf(team)
+	return st.Waiting
 }
 
 // taken returns the part of a Status that the Ledger itself has, and the subject for the rest.

@@ -186,9 +186,14 @@ type Models []Model
 
 // Wrap is [Gateway.Wrap] for several of them. The first reads the bodies of all calls, within its [Config].Bodies.
 func (m Models) Wrap(next http.Handler) http.Handler {
-	lines := map[*Gateway]func() *inLine{}
+	enter := map[*Gateway]http.Handler{}
 	for _, of := range m {
-		lines[of.Gateway] = of.inLine(next)
+		lineOf := of.inLine(next)
+		enter[of.Gateway] = of.behindSeats(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			l := lineOf()
+			callOf(r.Context()).line = l.line
+			l.ServeHTTP(w, r)
+		}))
 	}
 	first := m[0].Gateway
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -212,10 +217,54 @@ func (m Models) Wrap(next http.Handler) http.Handler {
 			return
 		}
 		c.entered = time.Now()
-		l := lines[c.g]()
-		c.line = l.line
-		l.ServeHTTP(w, r)
+		enter[c.g].ServeHTTP(w, r)
 	})
+}
+
+// behindSeats returns a handler behind the seats of teams, if there is a cap for each.
+func (g *Gateway) behindSeats(next http.Handler) http.Handler {
+	if g.config.TeamInFlight == 0 {
+		return next
+	}
+	seats := g.config.Ledger.seatsOf()
+	return seats.Middleware(teamOf, shaper.WithErrorHandler(g.refuse), shaper.WithLogger(g.config.Refusals))(next)
+}
+
+// seatsOf returns the seats of teams. They are a bucket for each team that lets all pass, but for its cap: a team at its cap waits
+// there, and not in the line, where it would hold up others.
+func (l *Ledger) seatsOf() *shaper.Group[string] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.seats == nil {
+		// The limits are valid: those of the line, but for the rate.
+		l.seats, _ = shaper.NewGroup(func(string) (shaper.Limits, error) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.of.seats, nil
+		}, shaper.WithName("seats of teams"), shaper.WithLineTimeout(0))
+	}
+	return l.seats
+}
+
+// Waiting returns how many calls wait for a seat of their team ([Config].TeamInFlight).
+func (l *Ledger) Waiting() int {
+	l.mu.Lock()
+	seats := l.seats
+	l.mu.Unlock()
+	if seats == nil {
+		return 0
+	}
+	return seats.Stats().Waiting
+}
+
+// Close refuses the calls that wait for a seat of their team, and all that come.
+func (l *Ledger) Close() {
+	l.mu.Lock()
+	seats := l.seats
+	l.mu.Unlock()
+	if seats != nil {
+		_ = seats.Close() // It always returns nil.
+	}
 }
 
 // isPreflight reports whether a browser asks whether a page may make a call (fetch.spec.whatwg.org, CORS-preflight request). The
