@@ -582,6 +582,17 @@ func TestNewRefusesWhatItCantKeep(t *testing.T) {
 	}
 }
 
+// Of a Shaper with several levels the rate is the first one's, and the others stay as they are.
+func TestOfSeveralLevelsTheFirstAdapts(t *testing.T) {
+	s, err := shaper.New(shaper.Limits{Rate: 100}, shaper.WithMeters(shaper.Meter{Name: "tokens", Rate: 7, Burst: 9}))
+	require.NoError(t, err)
+	a, err := adapt.New(s, adapt.Config{Start: 100})
+	require.NoError(t, err)
+	a.Observe(adapt.Refused, 0)
+	require.Equal(t, rate.Limit(90), s.Limits().Rate)
+	require.Equal(t, rate.Limit(7), s.Meters()[0].Rate)
+}
+
 func TestZeroMeansTheDocumentedDefault(t *testing.T) {
 	for _, tt := range []struct {
 		l    shaper.Limits

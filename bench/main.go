@@ -193,7 +193,7 @@ const (
 const usage = `bench: the shaper side by side with other Go limiters
 
 Measures one experiment after another, each limiter in a process of its own, and
-prints tables and how the goals of the project fare. It takes about 25 minutes,
+prints tables and how the goals of the project fare. It takes about 35 minutes,
 and wants a machine that does nothing else meanwhile.
 
 Flags:

@@ -52,6 +52,10 @@
 //	shaper.meter.given_back_units  counter          {unit}
 //	shaper.meter.charged_units     counter          {unit}
 //	shaper.meter.forfeited_units   counter          {unit}
+//	shaper.adapt.rate          gauge            {unit}/s    a Shaper whose rate adapts (OfAdaptive), as those below
+//	shaper.adapt.min           gauge            {unit}/s
+//	shaper.adapt.max           gauge            {unit}/s
+//	shaper.adapt.decreases     counter          {decrease}  with the attribute shaper.adapt.reason: refused, failed, slow
 //	shaper.keys                up-down counter  {key}       a Group
 //	shaper.overflowed_calls    counter          {call}      a Group
 //	shaper.limit_errors        counter          {error}     a Group

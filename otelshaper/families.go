@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/shared"
 )
@@ -127,6 +128,19 @@ var families = []family{
 	meterGauge("shaper.meter.rate", "{unit}/s", "Rate of a meter; absent if it lets all pass.", func(m *shaper.MeterStats) float64 { return float64(m.Rate) }),
 	meterGauge("shaper.meter.burst", "{unit}", "Cost units that may leave at once by a meter.", func(m *shaper.MeterStats) float64 { return float64(max(m.Burst, 1)) }),
 
+	counter("shaper.adapt.decreases", "{decrease}", "How often a controller has lowered the rate, by what the upstream answered.",
+		func(r *reading, emit emit) {
+			if r.adapt == nil {
+				return
+			}
+			for reason, n := range map[string]uint64{"refused": r.adapt.Refused, "failed": r.adapt.Failed, "slow": r.adapt.Slow} {
+				emit(int64(n), adaptReasonKey.String(reason))
+			}
+		}),
+	adaptGauge("shaper.adapt.rate", "The rate that a controller has found and put in force.", func(st *adapt.Stats) float64 { return float64(st.Rate) }),
+	adaptGauge("shaper.adapt.min", "The least rate that a controller puts in force.", func(st *adapt.Stats) float64 { return float64(st.Min) }),
+	adaptGauge("shaper.adapt.max", "The highest rate that a controller puts in force.", func(st *adapt.Stats) float64 { return float64(st.Max) }),
+
 	// These two are no whole numbers.
 	func(m metric.Meter) (metric.Observable, tell, error) {
 		made, err := m.Float64ObservableCounter("shaper.missed_units", metric.WithUnit("{unit}"),
@@ -169,6 +183,18 @@ func meterGauge(name, unit, description string, value func(*shaper.MeterStats) f
 				if v := value(&r.meters[i]); v < math.MaxFloat64 { // A backend has no infinity, which rate.Inf stands for.
 					o.ObserveFloat64(made, v, o.with(attributeOf(&r.meters[i])))
 				}
+			}
+		}, err
+	}
+}
+
+// adaptGauge returns a family of rates of Controllers.
+func adaptGauge(name, description string, of func(*adapt.Stats) float64) family {
+	return func(m metric.Meter) (metric.Observable, tell, error) {
+		made, err := m.Float64ObservableGauge(name, metric.WithUnit("{unit}/s"), metric.WithDescription(description))
+		return made, func(o observer, r *reading) {
+			if r.adapt != nil {
+				o.ObserveFloat64(made, of(r.adapt), o.with())
 			}
 		}, err
 	}
@@ -322,8 +348,8 @@ func (i *Instruments) release(rule string) {
 	delete(i.observed, rule)
 }
 
-// A Source is what [Instruments.Observe] can report. [Of] makes one of a Shaper, [OfGroup] of a
-// Group.
+// A Source is what [Instruments.Observe] can report. [Of] makes one of a Shaper, [OfAdaptive] of one
+// whose rate adapts, and [OfGroup] of a Group.
 type Source interface{ read() *reading }
 
 // A reading is the state of a source at one instant.
@@ -333,6 +359,7 @@ type reading struct {
 	shaper.Stats
 	group  *shaper.GroupStats  // nil for a Shaper
 	meters []shaper.MeterStats // of a Shaper
+	adapt  *adapt.Stats        // of a Shaper whose rate adapts; nil: it does not
 }
 
 // Of makes a [Source] of a Shaper. A closed one goes on telling its totals. Of panics if s is nil
@@ -345,6 +372,24 @@ func Of(s *shaper.Shaper) Source {
 type ofShaper struct{ s *shaper.Shaper }
 
 func (s ofShaper) read() *reading { return &reading{Stats: s.s.Stats(), meters: s.s.Meters()} }
+
+// OfAdaptive is [Of] for a Shaper whose rate a Controller changes, and tells about the Controller too. It panics if one of
+// them is nil.
+func OfAdaptive(s *shaper.Shaper, a *adapt.Controller) Source {
+	a.Stats()
+	return ofAdaptive{Of(s), a}
+}
+
+type ofAdaptive struct {
+	Source
+	a *adapt.Controller
+}
+
+func (o ofAdaptive) read() *reading {
+	r, st := o.Source.read(), o.a.Stats()
+	r.adapt = &st
+	return r
+}
 
 // OfGroup makes a [Source] of a Group, of all its keys together. It panics if g is nil or was not
 // made by [shaper.NewGroup].

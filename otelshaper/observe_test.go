@@ -27,6 +27,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/otelshaper"
 	"example.com/leakybucket/shaper"
@@ -151,6 +152,35 @@ func TestObserveTellsOfMeters(t *testing.T) {
 	})
 }
 
+// What a Controller has found, with its bounds, and how often each kind of answer has lowered the rate.
+func TestObserveTellsOfARateThatAdapts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		s := made.Shaper(t, "100/s depth 9")
+		a, err := adapt.New(s, adapt.Config{Min: 2, Start: 80, Max: 200, Slow: time.Second})
+		require.NoError(t, err)
+		observe(t, b, "api", otelshaper.OfAdaptive(s, a))
+		observe(t, b, "other", otelshaper.Of(made.Shaper(t, "1/s")))
+		a.Observe(adapt.Refused, 0)
+		time.Sleep(1)
+		a.Observe(adapt.Refused, 0)
+		time.Sleep(1)
+		for range 5 {
+			a.Observe(adapt.OK, 2*time.Second) // They left before.
+		}
+		values := b.values(t)
+		for name, want := range map[string]float64{
+			"rate{api}": 57.6, "min{api}": 2, "max{api}": 200, "decreases{refused,api}": 2, "decreases{failed,api}": 0, "decreases{slow,api}": 0,
+		} {
+			require.Contains(t, values, "shaper.adapt."+name)
+			require.InDelta(t, want, values["shaper.adapt."+name], 1e-9, name)
+		}
+		require.NotContains(t, values, "shaper.adapt.rate{other}")
+		require.EqualValues(t, 0, values["shaper.queued_requests{api}"], "and all else as of any Shaper")
+		require.Panics(t, func() { otelshaper.OfAdaptive(s, nil) })
+	})
+}
+
 // However many keys have requests in line, they are one number.
 func TestObserveTellsHowManyKeysAreInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -197,7 +227,9 @@ func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(t)
 		s := made.Shaper(t, "1/s depth 1 inflight 2", shaper.WithTrace(b.Trace("api")), shaper.WithMeters(shaper.Meter{Name: "bytes", Rate: 1}))
-		observe(t, b, "api", otelshaper.Of(s))
+		a, err := adapt.New(s, adapt.Config{Start: 1})
+		require.NoError(t, err)
+		observe(t, b, "api", otelshaper.OfAdaptive(s, a))
 		observe(t, b, "clients", otelshaper.OfGroup(made.Group[string](t, "1/s", shaper.WithBuckets(buckettest.NewMemory(), strings.Clone, shared.Options{}))))
 		for range 2 {
 			_, err := s.Acquire(t.Context(), 1)

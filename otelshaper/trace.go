@@ -147,6 +147,7 @@ const (
 	resultKey      = attribute.Key("shaper.result")
 	stateKey       = attribute.Key("shaper.bucket.state")
 	meterKey       = attribute.Key("shaper.meter")
+	adaptReasonKey = attribute.Key("shaper.adapt.reason")
 	costKey        = attribute.Key("shaper.cost")
 	aheadKey       = attribute.Key("shaper.ahead")
 	timeInQueueKey = attribute.Key("shaper.time_in_queue")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/watch"
 )
@@ -119,8 +120,8 @@ func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// A Source can be reported by a [Collector]. [Of] makes one of a Shaper, [OfGroup] of a
-// Group.
+// A Source can be reported by a [Collector]. [Of] makes one of a Shaper, [OfAdaptive] of one
+// whose rate adapts, and [OfGroup] of a Group.
 type Source interface{ read() *reading }
 
 // A reading is the state of a source.
@@ -133,6 +134,7 @@ type reading struct {
 	shaper.Stats
 	group  *shaper.GroupStats  // nil for a Shaper
 	meters []shaper.MeterStats // of a Shaper
+	adapt  *adapt.Stats        // of a Shaper whose rate adapts; nil: it does not
 }
 
 // Of makes a [Source] of a Shaper. A closed one goes on telling its totals. Of panics if s is nil
@@ -149,6 +151,24 @@ type ofShaper struct{ s *shaper.Shaper }
 func (s ofShaper) read() *reading {
 	h := s.s.Histograms()
 	return &reading{at: time.Now(), histograms: h, Stats: s.s.Stats(), meters: s.s.Meters()}
+}
+
+// OfAdaptive is [Of] for a Shaper whose rate a Controller changes, and tells about the Controller too. It panics if one of
+// them is nil.
+func OfAdaptive(s *shaper.Shaper, a *adapt.Controller) Source {
+	a.Stats()
+	return ofAdaptive{Of(s), a}
+}
+
+type ofAdaptive struct {
+	Source
+	a *adapt.Controller
+}
+
+func (o ofAdaptive) read() *reading {
+	r, st := o.Source.read(), o.a.Stats()
+	r.adapt = &st
+	return r
 }
 
 // OfGroup makes a [Source] of a Group: of all its keys together, as a time series for each key

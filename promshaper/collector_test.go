@@ -31,6 +31,7 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/promshaper"
 	"example.com/leakybucket/shaper"
@@ -152,6 +153,32 @@ func TestMetersAreTold(t *testing.T) {
 			require.Contains(t, metrics, "shaper_meter_"+name)
 			require.EqualValues(t, want, value(metrics["shaper_meter_"+name]), name)
 		}
+	})
+}
+
+// What a Controller has found, with its bounds, and how often each kind of answer has lowered the rate.
+func TestARateThatAdaptsIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := made.Shaper(t, "100/s depth 9")
+		a, err := adapt.New(s, adapt.Config{Min: 2, Start: 80, Max: 200})
+		require.NoError(t, err)
+		r := of(t, "api", promshaper.OfAdaptive(s, a))
+		for range 5 {
+			a.Observe(adapt.Failed, 0)
+		}
+		time.Sleep(1)
+		a.Observe(adapt.Refused, 0)
+		metrics := gather(t, r)
+		for name, want := range map[string]float64{
+			"adapt_units_per_second{api}": 20, "adapt_min_units_per_second{api}": 2, "adapt_max_units_per_second{api}": 200,
+			"adapt_decreases_total{refused,api}": 1, "adapt_decreases_total{failed,api}": 1, "adapt_decreases_total{slow,api}": 0,
+			"limit_units_per_second{api}": 20,
+		} {
+			require.Contains(t, metrics, "shaper_"+name)
+			require.EqualValues(t, want, value(metrics["shaper_"+name]), name)
+		}
+		require.NotContains(t, gather(t, of(t, "api", promshaper.Of(s))), "shaper_adapt_units_per_second{api}")
+		require.Panics(t, func() { promshaper.OfAdaptive(s, nil) })
 	})
 }
 

@@ -65,6 +65,13 @@
 //	shaper_meter_charged_units_total{meter}
 //	shaper_meter_forfeited_units_total{meter}
 //
+// Of a Shaper whose rate adapts (OfAdaptive):
+//
+//	shaper_adapt_units_per_second   the rate that was found
+//	shaper_adapt_min_units_per_second
+//	shaper_adapt_max_units_per_second
+//	shaper_adapt_decreases_total{reason}  refused, failed, slow
+//
 // Of a Group alone:
 //
 //	shaper_keys                     that have a bucket of their own

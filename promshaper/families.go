@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/shared"
 )
@@ -120,6 +121,19 @@ var families = []family{
 	counter("meter_forfeited_units_total", "Cost units that were reserved too much at a meter and had drained.",
 		ofMeters(func(m *shaper.MeterStats) float64 { return float64(m.Forfeited) }), "meter"),
 
+	gauge("adapt_units_per_second", "The rate that a controller has found and put in force; absent if the rate does not adapt.",
+		ofAdapting(func(st *adapt.Stats, emit emit) { emit(float64(st.Rate)) })),
+	gauge("adapt_min_units_per_second", "The least rate that a controller puts in force.",
+		ofAdapting(func(st *adapt.Stats, emit emit) { emit(float64(st.Min)) })),
+	gauge("adapt_max_units_per_second", "The highest rate that a controller puts in force.",
+		ofAdapting(func(st *adapt.Stats, emit emit) { emit(float64(st.Max)) })),
+	counter("adapt_decreases_total", "How often a controller has lowered the rate, by what the upstream answered.",
+		ofAdapting(func(st *adapt.Stats, emit emit) {
+			emit(float64(st.Refused), "refused")
+			emit(float64(st.Failed), "failed")
+			emit(float64(st.Slow), "slow")
+		}), "reason"),
+
 	gauge("keys", "Keys of a group that have a bucket of their own.",
 		ofGroups(func(g *shaper.GroupStats) float64 { return float64(g.Keys) })),
 	gauge("refused_keys", "About how many different keys of a group have been refused so far.",
@@ -179,6 +193,15 @@ func ofMeters(value func(*shaper.MeterStats) float64) func(*reading, emit) {
 	return func(r *reading, emit emit) {
 		for i := range r.meters {
 			emit(value(&r.meters[i]), strings.ToValidUTF8(r.meters[i].Name, "\uFFFD"))
+		}
+	}
+}
+
+// ofAdapting returns a sample of the Controller of a Shaper.
+func ofAdapting(sample func(*adapt.Stats, emit)) func(*reading, emit) {
+	return func(r *reading, emit emit) {
+		if r.adapt != nil {
+			sample(r.adapt, emit)
 		}
 	}
 }

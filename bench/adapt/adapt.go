@@ -21,7 +21,7 @@ var Experiment = run.Experiment{
 		"that always want to call, shared out among 1 client or 4, which share nothing. Figures are of the seconds 60 to 360. use-% is good answers of what the upstream " +
 		"would have borne; refused-% is 429 of all calls. From a start at a tenth, after a fall of C to 30 %, and after it is back, times are until the next second of calls is " +
 		"at least 90 %, or at most 110 % of what is borne. " +
-		"adapt: this library, Min C/100, Max 10 C. fixed-N: a Shaper with N % of C, for which C must be known, shared out among the clients. aws: the adaptive mode of the AWS SDK. aimd: by hand " +
+		"adapt: this library, Min C/100, Max 10 C. fixedN: a Shaper with N % of C, for which C must be known, shared out among the clients. aws: the adaptive mode of the AWS SDK. aimd: by hand " +
 		"on x/time, a tenth less for each refusal or failure and a tenth more a second. failsafe-limiter bounds calls at once by latency, with a line; " +
 		"failsafe-throttler refuses calls itself by chance, and a worker that it refuses comes back after 100 ms. " +
 		"OnOff: 5 s on, 5 s off. Rate5, Falls5 and Falls1000: C = 5/s and 1,000/s. Burst1: the token bucket has a burst of 1. Falls: C is 30 % in each second minute. " +

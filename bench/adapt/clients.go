@@ -55,7 +55,7 @@ type limiter struct {
 // limiters are compared, each in the use that its documentation shows.
 func limiters() []limiter {
 	return []limiter{
-		{ours, openAdapt}, {"fixed-50", openFixed(0.5)}, {"fixed-100", openFixed(1)}, {"fixed-150", openFixed(1.5)},
+		{ours, openAdapt}, {"fixed50", openFixed(0.5)}, {"fixed100", openFixed(1)}, {"fixed150", openFixed(1.5)},
 		{"aws", openAWS}, {"aimd", openAIMD}, {"failsafe-limiter", openFailsafeLimiter}, {"failsafe-throttler", openFailsafeThrottler},
 	}
 }

@@ -171,13 +171,13 @@ const nestedPolicy = `
 
 	# Metrics for Prometheus: its client, whose client_model is needed for histograms that are
 	# native and classic at once, with the protobuf runtime that makes values of its fields.
-	promshaper: std shaper shaper/shared shaper/watch golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
+	promshaper: std adapt shaper shaper/shared shaper/watch golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
 
 	# What a scrape answers is read as Prometheus does.
 	promshaper tests: shaper/buckettest github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_golang/prometheus/testutil github.com/prometheus/common/expfmt google.golang.org/protobuf/encoding/protojson
 
 	# Metrics and span events for OpenTelemetry: its API, as the SDK is the program's choice.
-	otelshaper: std shaper shaper/shared go.opentelemetry.io/otel go.opentelemetry.io/otel/attribute go.opentelemetry.io/otel/metric go.opentelemetry.io/otel/trace
+	otelshaper: std adapt shaper shaper/shared go.opentelemetry.io/otel go.opentelemetry.io/otel/attribute go.opentelemetry.io/otel/metric go.opentelemetry.io/otel/trace
 
 	# The SDK reads back what was told.
 	otelshaper tests: shaper/buckettest go.opentelemetry.io/otel/metric/noop go.opentelemetry.io/otel/sdk/metric go.opentelemetry.io/otel/sdk/metric/metricdata go.opentelemetry.io/otel/sdk/trace go.opentelemetry.io/otel/sdk/trace/tracetest
