@@ -3,7 +3,6 @@ package llm
 import (
 	"bytes"
 	"cmp"
-	"compress/gzip"
 	"io"
 	"math"
 	"net/http"
@@ -181,8 +180,8 @@ func seconds(text string, unit time.Duration) time.Duration {
 
 func between(now, at time.Time) time.Duration { return min(max(at.Sub(now), 0), longest) }
 
-// peekRefusal returns the first bytes of the body of a response, which can be read as before. If it is compressed
-// by gzip, they are decompressed.
+// peekRefusal returns the first bytes of the body of a response, which can be read as before. If it is compressed,
+// they are decompressed.
 func peekRefusal(r *http.Response) []byte {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil
@@ -192,19 +191,15 @@ func peekRefusal(r *http.Response) []byte {
 	body := readAhead(source, refusalKept, -1, nil) // Whoever reads the body gets the error.
 	cutOff.Stop()
 	r.Body = body
-	if !isGzip(r.Header) {
+	coding := codingOf(r.Header)
+	if coding == "" {
 		return body.read
 	}
-	plain, err := gzip.NewReader(bytes.NewReader(body.read))
+	plain, err := unpacked(bytes.NewReader(body.read), coding)
 	if err != nil {
 		return nil
 	}
+	defer plain.Close()                                       // It can't fail.
 	text, _ := io.ReadAll(io.LimitReader(plain, refusalKept)) // A part may be enough.
 	return text
-}
-
-// isGzip reports whether a body is compressed by gzip, and by nothing else.
-func isGzip(h http.Header) bool {
-	encoding := strings.ToLower(strings.TrimSpace(h.Get("Content-Encoding")))
-	return encoding == "gzip" || encoding == "x-gzip"
 }

@@ -2,13 +2,13 @@ package llm
 
 import (
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,7 +17,7 @@ import (
 )
 
 // A Meter finds the usage of a call in its response. [NewMeter] makes one. Write the bytes of the body to it as they are,
-// compressed by gzip or not, and then call End. [Transport] has Meters of its own; others are for programs that pass
+// compressed or not, and then call End. [Transport] has Meters of its own; others are for programs that pass
 // responses on. A Meter is for one goroutine at a time.
 type Meter struct {
 	provider     Provider
@@ -51,11 +51,10 @@ func NewMeter(p Provider, status int, h http.Header) *Meter {
 	if m.got, m.inHeader = usageInHeader(h); m.inHeader {
 		m.known, m.outputKnown = true, true
 	}
-	switch encoding := h.Get("Content-Encoding"); {
-	case encoding == "", strings.EqualFold(encoding, "identity"):
-	case isGzip(h):
-		m.inflate = &inflater{m: m, room: maxInflated}
-	default:
+	switch coding := codingOf(h); {
+	case slices.Contains(codings, coding):
+		m.inflate = &inflater{m: m, coding: coding, room: maxInflated}
+	case coding != "":
 		return m
 	}
 	contentType, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
@@ -337,15 +336,16 @@ func (b *metered) actual() []int {
 // would take seconds of the call that reads it.
 const maxInflated = 16 << 20
 
-// An inflater decompresses the bytes that are written to it. A gzip.Reader pulls its input, so it runs as a coroutine,
+// An inflater decompresses the bytes that are written to it. A reader of compressed bytes pulls its input, so it runs as a coroutine,
 // which goes on when bytes come and stops when it wants more. No two goroutines run at once.
 type inflater struct {
-	m     *Meter
-	more  func() (struct{}, bool) // nil: no bytes have come, and there is no coroutine: a response without a body need not be closed
-	stop  func()
-	given []byte // bytes that have come and have not been read
-	ended bool   // no bytes will come
-	room  int    // bytes that may still be parsed
+	m      *Meter
+	coding string
+	more   func() (struct{}, bool) // nil: no bytes have come, and there is no coroutine: a response without a body need not be closed
+	stop   func()
+	given  []byte // bytes that have come and have not been read
+	ended  bool   // no bytes will come
+	room   int    // bytes that may still be parsed
 }
 
 // write decompresses as much as p allows.
@@ -395,9 +395,10 @@ func (f *inflater) run(yield func(struct{}) bool) {
 		f.given = f.given[n:]
 		return n, nil
 	})
-	z, err := gzip.NewReader(source)
+	z, err := unpacked(source, f.coding)
 	if err == nil {
 		_, err = io.Copy(writeFunc(f.inflated), z)
+		_ = z.Close() // What it says is known.
 	}
 	f.m.lost = err != nil && !errors.Is(err, errStopped)
 }

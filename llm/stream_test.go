@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -282,6 +283,27 @@ func TestUsageOfWhatCannotBeRead(t *testing.T) {
 	_, u, ok := metered(t, llm.OpenAI, "application/json", "Identity", body, 0, toTheEnd)
 	require.True(t, ok)
 	require.Equal(t, llm.Usage{Input: 8, Output: 8}, u)
+}
+
+// Compressed responses are read in each coding, in whatever pieces they come, also to the last event of a stream that is closed behind
+// it. Refusals are, too.
+func TestUsageOfCompressedResponses(t *testing.T) {
+	for coding, pack := range codings {
+		for _, size := range []int{0, 1, 7} {
+			text := pack(chunk + last + done)
+			read, u, ok := metered(t, llm.OpenAI, sse, coding, text, size, toTheEnd)
+			require.True(t, text == read)
+			require.True(t, ok, "%q, in pieces of %d", coding, size)
+			require.Equal(t, llm.Usage{Input: 19, Output: 10}, u)
+			_, _, ok = metered(t, llm.OpenAI, sse, coding, text[:len(text)/2], size, toTheEnd)
+			require.False(t, ok, "%q, cut off", coding)
+			_, _, _ = metered(t, llm.OpenAI, sse, coding, text[:len(text)/2], size, closed) // Nothing is left behind.
+		}
+		h := fields("Content-Encoding", coding)
+		body := pack(`{"error":{"message":"Please try again in 14s."}}`)
+		r := &http.Response{StatusCode: 429, Header: h, Body: io.NopCloser(strings.NewReader(body))}
+		require.Equal(t, 14*time.Second, llm.OpenAI.HoldFor(r), coding)
+	}
 }
 
 // A response without a body need not be closed, and one that claims to be compressed leaves no coroutine behind.

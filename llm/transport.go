@@ -17,7 +17,7 @@ import (
 // Transport returns a Transport that paces calls by s within q: each call reserves the estimate of p, and settles with
 // the usage that its response reports, a stream at its end. If a response reports none, or its body is closed before its
 // end, the estimate stands. At most 1 MiB of a JSON body, or of one event of a stream, is parsed, and at most 16 MiB of a
-// body that is compressed by gzip; the bytes pass unchanged, however long they are.
+// body that is compressed; the bytes pass unchanged, however long they are.
 //
 // A call that is refused with 429 costs nothing. If no model has run, by the status of a response, what was reserved for the
 // answer comes back. After a 429 all calls wait for as long as it says, or a second if it does not; one that no wait

@@ -35,6 +35,9 @@ func codingOf(h http.Header) string {
 	return coding
 }
 
+// codings are the codings that can be read.
+var codings = []string{"gzip", "x-gzip", "deflate", "br", "zstd"}
+
 // unpacked returns what a body holds, by its Content-Encoding. An error says that the coding is unknown, or that the body has another
 // one. Closing it frees memory, and leaves the body open.
 func unpacked(body io.Reader, coding string) (io.ReadCloser, error) {
