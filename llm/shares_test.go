@@ -37,7 +37,7 @@ func about(input, output int) func(*rand.Rand) llm.Usage {
 }
 
 // What one bucket keeps of the calls that a bucket for each limit would let through, when as many wait as may. Over a long
-// time the latter lets through what the most used limit allows. docs/llm.md has this table.
+// time the latter lets through what the most used limit allows. testdata/shares.md has this table.
 func TestWhatOneBucketKeeps(t *testing.T) {
 	quotas := []struct {
 		name string
@@ -86,7 +86,7 @@ func TestWhatOneBucketKeeps(t *testing.T) {
 		}
 		b.WriteString("\n")
 	}
-	document, err := os.ReadFile("../docs/llm.md")
+	document, err := os.ReadFile("testdata/shares.md")
 	require.NoError(t, err)
 	require.Contains(t, string(document), b.String())
 }
