@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 )
@@ -156,20 +157,24 @@ func asked(r *http.Request, by tariff) (input int, a ask, err error) {
 // (TomFrankly/pipedream-notion-voice-notes#72, smg-project/smg#1397). Providers have limits of their own for these
 // (docs.claude.com/en/api/rate-limits, platform.openai.com/docs/guides/batch, ai.google.dev/gemini-api/docs/rate-limits).
 func runsModel(r *http.Request) bool {
-	if r.Method != http.MethodPost && r.Method != "" || strings.HasPrefix(strings.ToLower(r.Header.Get("Content-Type")), "multipart/") {
+	if r.Method != http.MethodPost && r.Method != "" {
 		return false
 	}
 	if r.URL == nil {
 		return true
 	}
-	path := r.URL.Path
-	return !slices.ContainsFunc(idleEnds, func(end string) bool { return strings.HasSuffix(path, end) }) &&
-		!slices.ContainsFunc(idleParts, func(part string) bool { return strings.Contains(path, part) })
+	isForm := strings.HasPrefix(strings.ToLower(r.Header.Get("Content-Type")), "multipart/")
+	at := path.Clean(r.URL.Path) // A server may take /files/../responses for a call, and so may one with a slash at its end.
+	return !slices.ContainsFunc(idleEnds, func(end string) bool { return strings.HasSuffix(at, end) }) &&
+		!slices.ContainsFunc(idleParts, func(part string) bool { return strings.Contains(at, part) }) &&
+		!(isForm && slices.ContainsFunc(mediaParts, func(part string) bool { return strings.Contains(at, part) }))
 }
 
-// idleEnds and idleParts are the ends and the parts of the paths of requests that make no model run.
+// idleEnds and idleParts are the ends and the parts of the paths of requests that make no model run, and mediaParts of those that
+// send a file in a form. A form to any other path counts by its length: some servers read a call from whatever has JSON.
 var (
-	idleEnds = []string{
+	mediaParts = []string{"/audio/", "/images/", "/videos"} // OpenAI
+	idleEnds   = []string{
 		"/count_tokens",                                                                                                          // Anthropic
 		"/responses/input_tokens",                                                                                                // OpenAI
 		":countTokens", ":batchGenerateContent", ":asyncBatchEmbedContent", ":uploadToFileSearchStore", ":importFile", ":cancel", // Gemini

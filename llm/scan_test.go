@@ -409,6 +409,8 @@ func TestARequestThatMakesNoModelRun(t *testing.T) {
 		runs                            bool
 	}{
 		{"OpenAI, a call", "POST", "/v1/responses", "application/json", llm.OpenAI, true},
+		{"OpenAI, a call with a slash at its end", "POST", "/v1/chat/completions/", "application/json", llm.OpenAI, true},
+		{"OpenAI, a call by another way", "POST", "/v1/files/%2e%2e//responses", "application/json", llm.OpenAI, true},
 		{"OpenAI, a stored answer", "GET", "/v1/responses/resp_1", "", llm.OpenAI, false},
 		{"OpenAI, an answer in the background is cancelled", "POST", "/v1/responses/resp_1/cancel", "application/json", llm.OpenAI, false},
 		{"OpenAI, a stored answer is deleted", "DELETE", "/v1/responses/resp_1", "", llm.OpenAI, false},
@@ -422,6 +424,7 @@ func TestARequestThatMakesNoModelRun(t *testing.T) {
 		{"OpenAI, a picture is changed (smg-project/smg#1397)", "POST", "/v1/images/edits", "multipart/form-data; boundary=x", llm.OpenAI, false},
 		{"OpenAI, a picture is varied", "POST", "/v1/images/variations", "Multipart/Form-Data; boundary=x", llm.OpenAI, false},
 		{"OpenAI, a video", "POST", "/v1/videos", "multipart/form-data; boundary=x", llm.OpenAI, false},
+		{"Ollama, a call that claims to be a form", "POST", "/api/chat", "multipart/form-data; boundary=x", llm.OpenAI, true},
 		{"OpenAI, text to speech", "POST", "/v1/audio/speech", "application/json", llm.OpenAI, true},
 		{"OpenAI, a file", "POST", "/v1/files", "multipart/form-data; boundary=x", llm.OpenAI, false},
 		{"OpenAI, a part of a file", "POST", "/v1/uploads/upload_1/parts", "multipart/form-data; boundary=x", llm.OpenAI, false},
