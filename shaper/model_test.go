@@ -51,80 +51,56 @@ func (s subject) Retry(ctx context.Context, n int, asked time.Time) (release fun
 func TestModel(t *testing.T) {
 	t.Parallel()
 	budget := rounds(5_000, 300_000, 1_000_000)
-	done := 0
-	for seed := uint64(1); done < budget; seed++ {
-		script, want := model.Random(rand.New(rand.NewPCG(seed, 0)))
-		done += len(script.Ops)
-		requireAgreement(t, script, want, "seed %d", seed)
-	}
-	t.Logf("%d operations", done)
+	agreeAtRandom(t, budget, 0, model.Random)
 	require.Greater(t, audited.Load(), int64(budget/50), "hardly any refusal was made without the lock")
 }
 
 // FuzzModel is TestModel with the script's choices taken from the input.
-func FuzzModel(f *testing.F) {
-	f.Fuzz(func(t *testing.T, data []byte) {
-		script, want := model.FromBytes(data)
-		requireAgreement(t, script, want, "%d bytes", len(data))
-	})
-}
+func FuzzModel(f *testing.F) { agreeOnBytes(f, model.FromBytes) }
 
 // TestFairModel is TestModel for scripts whose calls have keys that share the rate.
 func TestFairModel(t *testing.T) {
 	t.Parallel()
-	budget := rounds(4_000, 100_000, 1_000_000)
-	done := 0
-	for seed := uint64(1); done < budget; seed++ {
-		script, want := model.RandomFair(rand.New(rand.NewPCG(seed, 29)))
-		done += len(script.Ops)
-		requireAgreement(t, script, want, "seed %d", seed)
-	}
+	agreeAtRandom(t, rounds(4_000, 100_000, 1_000_000), 29, model.RandomFair)
 }
 
 // FuzzFairModel is TestFairModel with the script's choices taken from the input.
-func FuzzFairModel(f *testing.F) {
-	f.Fuzz(func(t *testing.T, data []byte) {
-		script, want := model.FairFromBytes(data)
-		requireAgreement(t, script, want, "%d bytes", len(data))
-	})
-}
+func FuzzFairModel(f *testing.F) { agreeOnBytes(f, model.FairFromBytes) }
 
 // TestBoundedModel is TestModel for scripts in which no wait is longer than its bound.
 func TestBoundedModel(t *testing.T) {
 	t.Parallel()
-	budget := rounds(5_000, 100_000, 1_000_000)
-	done := 0
-	for seed := uint64(1); done < budget; seed++ {
-		script, want := model.RandomBounded(rand.New(rand.NewPCG(seed, 39)))
-		done += len(script.Ops)
-		requireAgreement(t, script, want, "seed %d", seed)
-	}
+	agreeAtRandom(t, rounds(5_000, 100_000, 1_000_000), 39, model.RandomBounded)
 }
 
 // FuzzBoundedModel is TestBoundedModel with the script's choices taken from the input.
-func FuzzBoundedModel(f *testing.F) {
-	f.Fuzz(func(t *testing.T, data []byte) {
-		script, want := model.BoundedFromBytes(data)
-		requireAgreement(t, script, want, "%d bytes", len(data))
-	})
-}
+func FuzzBoundedModel(f *testing.F) { agreeOnBytes(f, model.BoundedFromBytes) }
 
 // TestMetersModel is TestModel for scripts whose calls have costs at two or three levels.
 func TestMetersModel(t *testing.T) {
 	t.Parallel()
-	budget := rounds(6_000, 200_000, 1_000_000)
-	done := 0
-	for seed := uint64(1); done < budget; seed++ {
-		script, want := model.RandomMetered(rand.New(rand.NewPCG(seed, 41)))
-		done += len(script.Ops)
-		requireAgreement(t, script, want, "seed %d", seed)
-	}
+	agreeAtRandom(t, rounds(6_000, 200_000, 1_000_000), 41, model.RandomMetered)
 }
 
 // FuzzMetersModel is TestMetersModel with the script's choices taken from the input.
-func FuzzMetersModel(f *testing.F) {
+func FuzzMetersModel(f *testing.F) { agreeOnBytes(f, model.MeteredFromBytes) }
+
+// agreeAtRandom plays random scripts of a kind, until they have so many operations.
+func agreeAtRandom(t *testing.T, budget int, stream uint64, random func(*rand.Rand) (model.Script, []model.Answer)) {
+	t.Helper()
+	done := 0
+	for seed := uint64(1); done < budget; seed++ {
+		script, want := random(rand.New(rand.NewPCG(seed, stream)))
+		done += len(script.Ops)
+		requireAgreement(t, script, want, "seed %d", seed)
+	}
+	t.Logf("%d operations", done)
+}
+
+// agreeOnBytes plays scripts of a kind whose choices are taken from the input.
+func agreeOnBytes(f *testing.F, read func([]byte) (model.Script, []model.Answer)) {
 	f.Fuzz(func(t *testing.T, data []byte) {
-		script, want := model.MeteredFromBytes(data)
+		script, want := read(data)
 		requireAgreement(t, script, want, "%d bytes", len(data))
 	})
 }
