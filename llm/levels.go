@@ -239,10 +239,11 @@ func (c *Call) tokensOf(text int) int {
 }
 
 // seen returns what a stream has used so far that has come to its end, or whose caller has left, without its usage: the input as
-// it was reported at the start, or as it was estimated, and the text that has come. ok is false if the estimate stands.
+// it was reported at the start, or as it was estimated, and the text that has come, which is none if an error has come in its place.
+// ok is false if the estimate stands.
 func (c *Call) seen() (u Usage, ok bool) {
 	text, reported, known := c.meter.Seen()
-	if text == 0 || c.meter.lost || !c.abandoned && !c.meter.whole || c.levels.Provider.Counts == AtStart && c.meter.countsItself {
+	if text == 0 && c.meter.complaint == nil || c.meter.lost || !c.abandoned && !c.meter.whole || c.levels.Provider.Counts == AtStart && c.meter.countsItself {
 		return Usage{}, false
 	}
 	if u = c.likely; known && sum(reported.Input, reported.CacheRead, reported.CacheWrite) > 0 {

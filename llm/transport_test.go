@@ -431,6 +431,27 @@ func TestARefusalInAStreamHoldsTheLine(t *testing.T) {
 	}
 }
 
+// An error in place of the text of an answer ends it: what was reserved for the text comes back.
+func TestAnErrorInPlaceOfAnAnswer(t *testing.T) {
+	text := `data: {"type":"content_block_delta","delta":{"text":"` + strings.Repeat("word ", 80) + `"}}` + "\n\n"
+	for name, tt := range map[string]struct {
+		body string
+		want int
+	}{
+		"before anything":    {overload, 0},
+		"behind the start":   {started + overload, 25 * 10},
+		"in the middle":      {started + text + overload, (25 + 100) * 10},
+		"it only breaks off": {started, (200 + 4000) * 10},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPaced(t, dialects[1], llm.Quota{Tokens: 100_000}, 30*time.Second, nil)
+			p.Base = answering{&http.Response{StatusCode: 200, Header: fields("Content-Type", sse), Body: io.NopCloser(strings.NewReader(tt.body))}}
+			p.call(t, llmtest.Call{Input: 200, Most: 4000, Stream: true})
+			require.Equal(t, tt.want, p.level(), name)
+		})
+	}
+}
+
 // A refusal that asks for longer than a call may wait holds nobody.
 func TestARefusalForLongerThanACallMayWaitHoldsNobody(t *testing.T) {
 	for after, hold := range map[string]time.Duration{"90": 90 * time.Second, "101": 0} {
