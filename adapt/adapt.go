@@ -214,7 +214,7 @@ func (a *Controller) followLocked(found rate.Limit) {
 	if found == a.inForce {
 		return
 	}
-	a.operator, a.max = found, min(found, fastest)
+	a.operator, a.max = found, found
 	to := max(min(a.inForce, found), a.floor())
 	if to != found {
 		a.putLocked(time.Now(), found, to) // A higher ceiling is no new rate.
@@ -278,12 +278,13 @@ func (a *Controller) raiseLocked(now time.Time) {
 		since = a.turned
 	}
 	a.used = now
-	if a.inForce >= a.max {
+	most := min(a.max, fastest)
+	if a.inForce >= most {
 		return
 	}
-	to := min(rate.Limit(a.curve.rise(now, now.Sub(since), float64(a.inForce))), a.max)
+	to := min(rate.Limit(a.curve.rise(now, now.Sub(since), float64(a.inForce))), most)
 	// Each change re-times the line, so a small one waits until there is more of it.
-	if to >= a.inForce*1.005 || to == a.max {
+	if to >= a.inForce*1.005 || to == most {
 		a.putLocked(now, a.inForce, to)
 	}
 }
@@ -325,6 +326,17 @@ func (a *Controller) Stats() Stats {
 	st := a.stats
 	st.Rate, st.Min, st.Max = a.inForce, a.floor(), a.max
 	return st
+}
+
+// Limits returns the Limits of the Shaper with the ceiling in place of the rate in force, as an operator has set them.
+func (a *Controller) Limits() shaper.Limits {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l := a.shaper.Limits()
+	if !a.closed && l.Rate == a.inForce {
+		l.Rate = a.max
+	}
+	return l
 }
 
 // Close puts the rate of the operator back in force: that from before [New], or the one set since. It may be called

@@ -442,7 +442,7 @@ func TestTheRateOfTheOperatorIsTheCeiling(t *testing.T) {
 		{"a lower rate", []rate.Limit{30}, 30, 30, 30},
 		{"a lower ceiling", []rate.Limit{60}, 45, 60, 60},
 		{"a higher ceiling", []rate.Limit{500}, 45, 500, 500},
-		{"no limit", []rate.Limit{rate.Inf}, 45, 1e9, rate.Inf},
+		{"no limit", []rate.Limit{rate.Inf}, 45, rate.Inf, rate.Inf},
 		{"a rate below Min", []rate.Limit{3}, 3, 3, 3},
 		{"a rate below Min, and up again", []rate.Limit{3, 80}, 10, 80, 80},
 		{"a lower rate, and up again", []rate.Limit{30, 80}, 30, 80, 80},
@@ -461,6 +461,7 @@ func TestTheRateOfTheOperatorIsTheCeiling(t *testing.T) {
 				require.Equal(r, tt.rate, r.s.Limits().Rate)
 				require.Equal(r, tt.rate, r.a.Stats().Rate)
 				require.Equal(r, tt.ceiling, r.a.Stats().Max)
+				require.Equal(r, shaper.Limits{Rate: tt.ceiling, Depth: 10_000}, r.a.Limits())
 				require.Equal(r, min(10, tt.ceiling), r.a.Stats().Min)
 				r.fill(4_000)
 				for range 13_000 { // It never goes beyond.
@@ -468,7 +469,7 @@ func TestTheRateOfTheOperatorIsTheCeiling(t *testing.T) {
 					r.a.Observe(adapt.OK, 0)
 					require.LessOrEqual(r, r.s.Limits().Rate, tt.ceiling)
 				}
-				if tt.ceiling < 1e9 {
+				if tt.ceiling < rate.Inf {
 					require.Equal(r, tt.ceiling, r.s.Limits().Rate)
 				}
 				r.a.Close()

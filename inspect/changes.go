@@ -267,9 +267,15 @@ type setting struct {
 	given  bool
 }
 
-func (s *openShaper) limitsNow() (shaper.Limits, error) { return s.s.Limits(), nil }
+func (s *openShaper) limitsNow() (shaper.Limits, error) { return s.setting().limits, nil }
 
-func (s *openShaper) setting() setting { return setting{s.s.Limits(), true} }
+// setting has the ceiling in place of a rate that adapts: the rate itself is no operator's.
+func (s *openShaper) setting() setting {
+	if s.adapts != nil {
+		return setting{s.adapts.Limits(), true}
+	}
+	return setting{s.s.Limits(), true}
+}
 
 func (s *openShaper) setLimits(l shaper.Limits) error { return s.s.SetLimits(l) }
 

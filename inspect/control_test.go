@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
@@ -53,6 +54,41 @@ func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 		require.NoError(t, c.Close())
 		require.Equal(t, usual, limitsOf(g, "\xff"))
 	})
+}
+
+// A change for a time is one of the ceiling of a rate that adapts, whatever the rate is when it begins and ends.
+func TestAChangeForATimeIsOneOfTheCeiling(t *testing.T) {
+	for _, end := range []string{"by itself", "reset", "Close"} {
+		t.Run(end, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := made.Shaper(t, "100/s depth 9")
+				a, err := adapt.New(s, adapt.Config{Min: 1, Start: 100})
+				require.NoError(t, err)
+				c := newConsole(t, inspect.OfAdaptive(s, a))
+				a.Observe(adapt.Refused, 0)
+				require.Equal(t, "90/s depth 9", s.Limits().String())
+				c.post(t, "/api/limits", `{"source":"one","key":"","limits":"50/s depth 5","for":"10m"}`)
+				require.Equal(t, "50/s depth 5", s.Limits().String())
+				time.Sleep(time.Minute)
+				a.Observe(adapt.Refused, 0)
+				require.Equal(t, "40/s depth 5", s.Limits().String())
+				inForce, _ := c.recorded(t, "")
+				require.Equal(t, "100/s depth 9", *inForce[0].Before)
+				switch end {
+				case "by itself":
+					time.Sleep(9 * time.Minute)
+					synctest.Wait()
+				case "reset":
+					c.post(t, "/api/reset", `{"source":"one","key":""}`)
+				case "Close":
+					require.NoError(t, c.Close())
+				}
+				a.Observe(adapt.OK, 0)
+				require.Equal(t, "40/s depth 9", s.Limits().String())
+				require.EqualValues(t, 100, a.Stats().Max)
+			})
+		})
+	}
 }
 
 // Changes of one instant are listed by their keys, in the same order each time.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/watch"
@@ -21,6 +22,7 @@ const inDetail = 10
 type detail struct {
 	Bucket        bucket        `json:"bucket"`
 	Meters        []meterView   `json:"meters"`
+	Adapt         *adaptView    `json:"adapt"`
 	InWords       []string      `json:"in_words"`
 	Rule          *rule         `json:"rule"`
 	NextDeparture *time.Time    `json:"next_departure"`
@@ -58,6 +60,31 @@ func viewMeters(ms []shaper.MeterStats) []meterView {
 	return views
 }
 
+// An adaptView tells how the rate of a bucket adapts, in the form of the API.
+type adaptView struct {
+	Rate         float64    `json:"rate"`
+	Min          float64    `json:"min"`
+	Max          *float64   `json:"max"` // nil: none
+	Decreases    uint64     `json:"decreases"`
+	Refused      uint64     `json:"refused"`
+	Failed       uint64     `json:"failed"`
+	Slow         uint64     `json:"slow"`
+	LastDecrease *time.Time `json:"last_decrease"`
+	Reason       string     `json:"reason"`
+}
+
+func viewAdaptation(st adapt.Stats) *adaptView {
+	v := &adaptView{
+		Rate: float64(st.Rate), Min: float64(st.Min), Max: finite(st.Max),
+		Decreases: st.Decreases, Refused: st.Refused, Failed: st.Failed, Slow: st.Slow, Reason: st.Reason,
+	}
+	if st.Decreases > 0 {
+		at := st.LastDecrease.UTC()
+		v.LastDecrease = &at
+	}
+	return v
+}
+
 // A refusalView is a refusal in the form of the API.
 type refusalView struct {
 	At          time.Time `json:"at"`
@@ -89,6 +116,7 @@ func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, er
 	d := &detail{
 		Bucket:  i.withOverride(r.view(w, r.instant())),
 		Meters:  viewMeters(ref.meters()),
+		Adapt:   ref.adaptation(),
 		InWords: limitwords.Of(r.limits.limits),
 		Rule:    i.ruleOf(ref),
 		Line:    w.lineOf(r.instant(), int(r.waiting), ref.line(inDetail)),

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
@@ -244,10 +245,39 @@ func TestEachLevelOfABucketIsShown(t *testing.T) {
 	})
 }
 
+// Who looks at one bucket sees between which bounds its rate adapts, and why it was lowered last.
+func TestTheReasonOfTheLastDecreaseIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := scene(t, inspect.WithLogger(slog.New(slog.DiscardHandler)))
+		s := made.Shaper(t, "100/s depth 9")
+		a, err := adapt.New(s, adapt.Config{Min: 2, Start: 80})
+		require.NoError(t, err)
+		i.Add("adaptive", inspect.OfAdaptive(s, a))
+		look := func() string {
+			var answer struct{ Adapt json.RawMessage }
+			require.NoError(t, json.Unmarshal(ask(i, "/api/v1/buckets/adaptive/").Body.Bytes(), &answer))
+			return string(answer.Adapt)
+		}
+		require.JSONEq(t, `{"rate": 80, "min": 2, "max": 100, "decreases": 0, "refused": 0, "failed": 0, "slow": 0, "last_decrease": null, "reason": ""}`, look())
+		for range 5 {
+			a.Observe(adapt.Failed, 0)
+		}
+		at := time.Now().UTC().Format(time.RFC3339Nano)
+		time.Sleep(time.Second)
+		require.JSONEq(t, `{"rate": 40, "min": 2, "max": 100, "decreases": 1, "refused": 0, "failed": 1, "slow": 0, "last_decrease": "`+at+`", "reason": "failed"}`, look())
+		require.Panics(t, func() { inspect.OfAdaptive(s, nil) })
+	})
+}
+
 // Everything that a running Inspector answers is as the document says.
 func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := scene(t, inspect.WithControl(token), inspect.WithLogger(slog.New(slog.DiscardHandler)))
+		adaptive := made.Shaper(t, "100/s depth 9")
+		a, err := adapt.New(adaptive, adapt.Config{Start: 80})
+		require.NoError(t, err)
+		a.Observe(adapt.Refused, 0)
+		i.Add("adaptive", inspect.OfAdaptive(adaptive, a))
 		i.Add("unlimited", inspect.Of(made.Shaper(t, "inf inflight 3")))
 		i.Add("metered", inspect.Of(metered(t)))
 		held := made.Shaper(t, "50/s depth 3 wait 2s")
@@ -263,6 +293,7 @@ func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 		}{
 			{"/api/v1/buckets?limit=2", 200},
 			{"/api/v1/buckets/metered/", 200},
+			{"/api/v1/buckets/adaptive/", 200},
 			{"/api/v1/buckets", 200},
 			{"/api/v1/buckets?limit=0", 400},
 			{"/api/v1/buckets?source=x", 404},

@@ -11,13 +11,14 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/shared"
 	"example.com/leakybucket/shaper/watch"
 )
 
-// A Source is a limiter that an [Inspector] can show. [Of] makes one of a Shaper, [OfGroup] of a
-// Group.
+// A Source is a limiter that an [Inspector] can show. [Of] makes one of a Shaper, [OfAdaptive] of one whose
+// rate adapts, [OfGroup] of a Group.
 type Source interface{ open() source }
 
 // A source is a [Source] as one [Inspector] sees it. Its methods may be called from several
@@ -61,6 +62,9 @@ type bucketRef interface {
 
 	// meters returns its further levels; none if it has one level.
 	meters() []shaper.MeterStats
+
+	// adaptation returns how its rate adapts; nil if it does not.
+	adaptation() *adaptView
 
 	// line returns the first waiters of its line; none if it is not in use.
 	line(max int) []watch.Waiter
@@ -125,12 +129,29 @@ type shaperSource struct{ s *shaper.Shaper }
 
 func (s shaperSource) open() source { return &openShaper{shaperSource: s, limits: limitsTable{}} }
 
+// OfAdaptive is [Of] for a Shaper whose rate a Controller changes: the page says why it was lowered last, and a change for
+// a time is one of the ceiling. It panics if one of them is nil.
+func OfAdaptive(s *shaper.Shaper, a *adapt.Controller) Source {
+	a.Stats()
+	return adaptiveSource{shaperSource{s}, a}
+}
+
+type adaptiveSource struct {
+	shaperSource
+	a *adapt.Controller
+}
+
+func (s adaptiveSource) open() source {
+	return &openShaper{shaperSource: s.shaperSource, limits: limitsTable{}, adapts: s.a}
+}
+
 // An openShaper is a Shaper as one [Inspector] sees it. It is its own only bucket.
 type openShaper struct {
 	shaperSource
 
-	limits limitsTable // used by scan
-	quota  *quotaOf    // nil: no quota is known
+	limits limitsTable       // used by scan
+	quota  *quotaOf          // nil: no quota is known
+	adapts *adapt.Controller // of the rate; nil: it does not adapt
 }
 
 func (s *openShaper) kind() string { return "shaper" }
@@ -162,6 +183,13 @@ func (s *openShaper) knowsAll() bool { return true }
 func (s *openShaper) stats() (shaper.Stats, bool) { return s.s.Stats(), true }
 
 func (s *openShaper) meters() []shaper.MeterStats { return s.s.Meters() }
+
+func (s *openShaper) adaptation() *adaptView {
+	if s.adapts == nil {
+		return nil
+	}
+	return viewAdaptation(s.adapts.Stats())
+}
 
 func (s *openShaper) line(max int) []watch.Waiter { return s.s.Line(max) }
 
@@ -450,6 +478,8 @@ func (b *groupBucket[K]) stats() (shaper.Stats, bool) {
 func (b *groupBucket[K]) line(max int) []watch.Waiter { return b.group.g.LineOf(b.key, max) }
 
 func (b *groupBucket[K]) meters() []shaper.MeterStats { return nil }
+
+func (b *groupBucket[K]) adaptation() *adaptView { return nil }
 
 func (b *groupBucket[K]) refusals() (own []watch.Refusal) {
 	for _, r := range b.group.g.Refusals() {

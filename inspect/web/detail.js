@@ -75,7 +75,7 @@ export class Detail {
   }
 
   show(answer) {
-    const { bucket, meters, in_words: words, rule, next_departure: next, line, refusals } = answer;
+    const { bucket, meters, adapt, in_words: words, rule, next_departure: next, line, refusals } = answer;
     byId("detail").hidden = false;
     byId("detail").classList.remove("gone", "unread", "loading");
     setText(byId("limits-text"), bucket.limits);
@@ -90,6 +90,7 @@ export class Detail {
     const blocked = bucket.blocked_until ? `Blocked until ${clock(bucket.blocked_until)}: newcomers are refused.` : "";
     setText(byId("held"), [held, blocked].filter(Boolean).join(" "));
     setText(byId("shared"), bucket.shared ? sharedText(bucket.shared) : "");
+    setText(byId("adapts"), adapt ? adaptText(adapt) : "");
     setText(byId("forfeits"), this.forfeits(bucket) ? "Burst is too small for what is in flight: what was reserved too much has drained before it was settled, and can't be given back." : "");
     setText(byId("line-summary"), summary(bucket, next, line));
     rows(byId("waiters"), line.waiting, line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null || noPlace(bucket) ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`, ...(w.key == null ? [] : [nameOf(encodeURIComponent(w.key))])]));
@@ -107,6 +108,15 @@ export class Detail {
     this.forfeited = forfeited;
     return rate != null && performance.now() - this.forfeitedAt < forfeiting;
   }
+}
+
+const lowered = { refused: "the upstream refused", failed: "answers failed", slow: "answers were slow" };
+
+/** How the rate adapts; its course is the drain rate in the chart. */
+function adaptText({ rate, min, max, decreases, last_decrease: last, reason }) {
+  const bounds = max == null ? `from ${count(min)} a second on` : `between ${count(min)} and ${count(max)} a second`;
+  const why = last ? `Lowered ${decreases === 1 ? "once" : several(decreases, "time")}, last at ${clock(last)}, because ${lowered[reason] ?? reason}.` : "It was never lowered.";
+  return `The rate adapts ${bounds}, and is ${count(rate)} now. ${why}`;
 }
 
 /** A level beside the one of the limits. */

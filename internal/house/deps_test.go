@@ -85,7 +85,7 @@ const importPolicy = `
 
 	# What shows shapers to people needs nothing beside them, so that whoever wants the page
 	# gets no other module with it. (x/time for the type of a rate.)
-	inspect: std shaper shaper/shared shaper/watch internal/limitwords internal/replay golang.org/x/time/rate
+	inspect: std adapt shaper shaper/shared shaper/watch internal/limitwords internal/replay golang.org/x/time/rate
 
 	# What finds a rate needs nothing of the engine but that a rate may change, and of HTTP what a
 	# Transport reads of an answer.
@@ -123,7 +123,7 @@ const importPolicy = `
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper shaper/shared shaper/watch shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime internal/made
+	test: std unsafe syscall adapt shaper shaper/shared shaper/watch shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime internal/made
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for
