@@ -241,7 +241,12 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
 	f.bucket.noteLeftAt(now)
 	if r.with != nil {
-		r.passWithLocked(d, f, now)
+		if f.bucket.several {
+			d.further.pass(now, r.cost, r.with.outlay)
+		}
+		if r.with.account != nil {
+			r.with.account.pass(d, f, now)
+		}
 	}
 	if f.capped() {
 		f.lineOrNew().seatsTaken++
@@ -249,16 +254,6 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	}
 	f.countPass(d.totals, now)
 	return decision{event: departedEvent} // Nobody is in line, or it would wait behind them.
-}
-
-// passWithLocked is passLocked for the companions of a request.
-func (r *request) passWithLocked(d *dispatcher, f *flow, now int64) {
-	if f.bucket.several {
-		d.further.pass(now, r.cost, r.with.outlay)
-	}
-	if r.with.account != nil {
-		r.with.account.pass(d, f, now)
-	}
 }
 
 // refuseLocked refuses a request. It makes an error only if that is seen.

@@ -63,7 +63,7 @@ func (rs *reservations) leaves(d *dispatcher, f *flow, b *bucket, w *waiter, by 
 		return // The call is told by leave.
 	}
 	if v.number = number; v.early != 0 {
-		v.settleLocked(d, f, b, by.now, number, v.early)
+		rs.settleLocked(d, f, b, by.now, number, v.early)
 		b.sinceIsWhole()
 	}
 }
@@ -139,7 +139,9 @@ func (v *reservation) begin(r *request, d *dispatcher, f *flow, err error) (*res
 	if err != nil {
 		return nil, err
 	}
-	v.countReserved(1)
+	if v.of != nil {
+		v.countReserved(v.estimate)
+	}
 	return v, nil
 }
 
@@ -171,7 +173,9 @@ func (v *reservation) settleCost(actual int) {
 	if v.isOver.Swap(true) {
 		return
 	}
-	v.countReserved(-1)
+	if v.of != nil {
+		v.countReserved(-v.estimate)
+	}
 	over := v.estimate - int64(actual)
 	switch {
 	case !v.isOwn && v.estimate > 0: // The level is not the flow's own, or a dry run has refused it.
@@ -219,7 +223,7 @@ func (v *reservation) settleWith(over int64) {
 	case v.number == 0:
 		v.early = over
 	default:
-		v.settleLocked(v.d, v.f, &v.f.bucket, now, v.number, over)
+		v.of.settleLocked(v.d, v.f, &v.f.bucket, now, v.number, over)
 	}
 	v.d.retimeLocked(v.f, now)
 	if over > 0 && v.holder != nil {
@@ -236,21 +240,23 @@ func (v *reservation) settleUnchanged() bool {
 	return !v.refused
 }
 
-// countReserved adds the estimates, or subtracts them with a sign of -1, to the gauges of units that are reserved.
-// It needs no lock, so that Reserve takes it only once.
-func (v *reservation) countReserved(sign int64) {
+// countReserved adds to the gauges of units that are reserved. It needs no lock, so that Reserve
+// takes it only once.
+func (v *reservation) countReserved(n int64) {
+	v.of.reserved.Add(n)
+	if v.d.totals != nil {
+		v.d.totals.reserved.Add(n)
+	}
+}
+
+// countMore is countReserved for the estimates at further levels, or with a sign of -1 subtracts them.
+func (v *reservation) countMore(sign int64) {
 	if v.of == nil {
 		return
 	}
-	v.of.reserved.Add(sign * v.estimate)
-	if v.d.totals != nil {
-		v.d.totals.reserved.Add(sign * v.estimate)
-	}
-	if v.numbers != nil {
-		for i, estimate := range v.with.outlay.costs {
-			if estimate > 0 {
-				v.d.further.buckets()[i].rare.ledger.(*reservations).reserved.Add(sign * estimate)
-			}
+	for i, estimate := range v.with.outlay.costs {
+		if estimate > 0 {
+			v.d.further.buckets()[i].ledger().settled().reserved.Add(sign * estimate)
 		}
 	}
 }
@@ -259,12 +265,6 @@ func (v *reservation) countReserved(sign int64) {
 func (v *reservation) admitted(d *dispatcher, f *flow) *reservations {
 	v.of = f.bucket.reservations()
 	v.isOwn = f.remote() == nil
-	if v.numbers != nil {
-		v.d = d // leave looks for its numbers there.
-		for i := range d.further.buckets() {
-			d.further.buckets()[i].reservations()
-		}
-	}
 	return v.of
 }
 
@@ -273,12 +273,17 @@ func (v *reservation) pass(d *dispatcher, f *flow, now int64) {
 	if rs := v.admitted(d, f); v.isOwn {
 		v.number = rs.Add(b.interval, b.departures, b.levelAt(exact.At(now), false))
 	}
-	if v.numbers == nil {
-		return
+	if v.numbers != nil {
+		v.passMore(d, f, now)
 	}
+}
+
+// passMore is pass for further levels.
+func (v *reservation) passMore(d *dispatcher, f *flow, now int64) {
 	for i := range d.further.buckets() {
-		if b := &d.further.buckets()[i]; v.with.outlay.costs[i] > 0 && !b.returns {
-			v.numbers[i] = b.reservations().Add(b.interval, f.bucket.departures, b.levelAt(exact.At(now), false))
+		b := &d.further.buckets()[i]
+		if rs := b.reservations(); v.with.outlay.costs[i] > 0 && !b.returns {
+			v.numbers[i] = rs.Add(b.interval, f.bucket.departures, b.levelAt(exact.At(now), false))
 		}
 	}
 }
@@ -287,6 +292,11 @@ func (v *reservation) enter(d *dispatcher, f *flow, w *waiter) {
 	rs := v.admitted(d, f)
 	if v.isOwn {
 		w.traits |= accounted
+	}
+	if v.numbers != nil {
+		for i := range d.further.buckets() {
+			d.further.buckets()[i].reservations()
+		}
 	}
 	if v.isOwn && w.ready == nil && w.parker == nil { // No goroutine waits on it.
 		if rs.shadows == nil {
@@ -298,9 +308,13 @@ func (v *reservation) enter(d *dispatcher, f *flow, w *waiter) {
 
 func (v *reservation) leave(w *waiter) {
 	v.number = v.of.NumberOf(w.departureNo)
-	if v.numbers == nil {
-		return
+	if v.numbers != nil {
+		v.leaveMore(w)
 	}
+}
+
+// leaveMore is leave for further levels.
+func (v *reservation) leaveMore(w *waiter) {
 	for i, estimate := range v.with.outlay.costs {
 		if estimate > 0 {
 			v.numbers[i] = v.d.further.buckets()[i].reservations().NumberOf(w.departureNo)
@@ -308,14 +322,15 @@ func (v *reservation) leave(w *waiter) {
 	}
 }
 
-// settleLocked settles the reservation with a number in a bucket of the flow that it has left. It was too great by
-// over, or too small if over is negative.
-func (v *reservation) settleLocked(d *dispatcher, f *flow, b *bucket, now int64, number uint64, over int64) {
-	rs := b.reservations()
+// settleLocked settles the reservation with a number in a bucket of the flow that it has left. The reservation was too
+// great by over, or too small if over is negative.
+func (rs *reservations) settleLocked(d *dispatcher, f *flow, b *bucket, now int64, number uint64, over int64) {
 	switch {
 	case f.remote() != nil: // Its level is not the bucket's.
+	case over > 0 && b.returns:
+		rs.returnLocked(d, f, b, now, over)
 	case over > 0:
-		rest, back, ok := rs.giveBack(b, now, number, over)
+		rest, back, ok := rs.GiveBack(b.interval, b.levelAt(exact.At(now), false), number, over)
 		if ok {
 			b.lowerTo(rest, now)
 		}
@@ -327,17 +342,17 @@ func (v *reservation) settleLocked(d *dispatcher, f *flow, b *bucket, now int64,
 	}
 }
 
-// giveBack is [settle.Book.GiveBack]. If all comes back, the level falls by over, or as far as it is above 0.
-func (rs *reservations) giveBack(b *bucket, now int64, number uint64, over int64) (rest settle.Level, back int64, ok bool) {
-	level := b.levelAt(exact.At(now), false)
-	if !b.returns {
-		return rs.GiveBack(b.interval, level, number, over)
+// returnLocked settles a reservation that was too great by over in a bucket to which all comes back: the level falls by
+// over, or as far as it is above 0.
+func (rs *reservations) returnLocked(d *dispatcher, f *flow, b *bucket, now, over int64) {
+	back := int64(0)
+	if !b.interval.IsZero() {
+		var rest settle.Level
+		rest, back = settle.Lower(b.interval, b.levelAt(exact.At(now), false), over)
+		b.lowerTo(rest, now)
 	}
-	if b.interval.IsZero() {
-		return level, 0, false
-	}
-	rest, back = settle.Lower(b.interval, level, over)
-	return rest, back, true
+	d.countSettledLocked(b, uint64(back), 0, uint64(over-back))
+	f.notBefore(now)
 }
 
 // chargeLocked charges a bucket of a flow. A charge is as a departure, which no request makes.
@@ -359,7 +374,10 @@ func (v *reservation) settleCosts(actual []int) {
 	if v.isOver.Swap(true) {
 		return
 	}
-	v.countReserved(-1)
+	if v.of != nil {
+		v.countReserved(-v.estimate)
+	}
+	v.countMore(-1)
 	now := v.d.lockFlow(v.f)
 	defer v.d.unlockAndArm()
 	changed := v.settleActualLocked(&v.f.bucket, now, v.number, v.estimate, actual, 0)
@@ -380,7 +398,7 @@ func (v *reservation) settleActualLocked(b *bucket, now int64, number uint64, es
 		}
 		return false
 	}
-	v.settleLocked(v.d, v.f, b, now, number, estimate-int64(actual[at]))
+	b.reservations().settleLocked(v.d, v.f, b, now, number, estimate-int64(actual[at]))
 	return true
 }
 

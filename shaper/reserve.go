@@ -84,7 +84,11 @@ func (s *Shaper) reserveAll(ctx context.Context, key any, estimates []int, kind 
 	all.outlay.costs = more
 	r := &request{ctx: ctx, key: key, cost: n, kind: kind, tellsEnd: true, with: &v.with}
 	_, err = s.wait(r)
-	return v.begin(r, &s.dispatcher, &s.flow, err)
+	if v, err = v.begin(r, &s.dispatcher, &s.flow, err); err != nil {
+		return nil, err
+	}
+	v.countMore(1)
+	return v, nil
 }
 
 func settleNoneOf(...int) {}
