@@ -220,7 +220,7 @@ func TestHoldForStandsInPlaceOfWhatIsRead(t *testing.T) {
 	}
 }
 
-// The function that docs/http-client.md shows pauses the line after each of GitHub's refusals, and not
+// The function that docs/http-client.md points at pauses the line after each of GitHub's refusals, and not
 // for a client that lacks a right.
 func TestGitHubsRefusalsPauseTheLine(t *testing.T) {
 	// GitHub refuses with 403 or 429, and with 403 answers a client that lacks a right, too.
