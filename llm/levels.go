@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"example.com/leakybucket/shaper"
@@ -19,13 +20,16 @@ import (
 //	s, err := shaper.New(limits, shaper.WithMeters(meters...))
 //
 // Where the line is a Shaper without meters, whose limits are from [Quota.Limits], a call has one cost, its largest share.
-// Levels are safe for concurrent use. They must not be changed once they are in use.
+// Levels are safe for concurrent use. They must not be changed or copied once they are in use.
 type Levels struct {
 	Provider  Provider
 	Quota     Quota
 	Estimates *Estimates // nil: calls reserve what they ask for
 	Output    int        // estimate of each answer, where Estimates are nil; 0: what the call asks for
 	Unasked   int        // what a call asks for that does not bound its answer; 0: as Provider.Estimate has it
+
+	// chargesAsked says that an answer of an API that counts AtStart had rate-limit headers, as Azure's have: it charges what is asked.
+	chargesAsked atomic.Bool
 }
 
 // Kinds returns the limits of a quota in the order of its [Levels]: the first is that of the Limits of the Shaper, and the others
@@ -129,8 +133,10 @@ func (c *Call) estimateFor(r *http.Request) (err error) {
 		return err
 	}
 	c.runsModel = c.asked.Input > 0 || c.asked.Output > 0
-	if c.runsModel && c.asked.Output == 0 && writesAnswer(r) {
-		c.asked.Output = l.Unasked
+	if l.Unasked > 0 && c.runsModel && writesAnswer(r) {
+		if _, a, err := asked(r, anthropicTariff); err == nil && a.most == 0 {
+			c.asked.Output = times(ceiling(l.Unasked), a.times)
+		}
 	}
 	c.likely = l.likely(c)
 	c.estimate = l.Provider.counted(c.likely)
@@ -141,7 +147,7 @@ func (c *Call) estimateFor(r *http.Request) (err error) {
 func (l *Levels) likely(c *Call) Usage {
 	u := c.asked
 	switch {
-	case !c.runsModel:
+	case !c.runsModel, l.chargesAsked.Load():
 	case l.Estimates != nil:
 		u = l.Estimates.Estimate(c.team, c.model, u)
 	case l.Output > 0:
@@ -206,6 +212,9 @@ func (c *Call) Answers(status int, h http.Header) *Meter {
 	if c.levels.Provider.Estimate != nil {
 		c.meter.Asked(c.likely)
 	}
+	if c.chargesAsked() {
+		c.levels.chargesAsked.Store(true)
+	}
 	return c.meter
 }
 
@@ -215,7 +224,8 @@ func (c *Call) Abandon() { c.abandoned = true }
 // Charge charges a line the output that has come beyond the estimate, where the provider counts output as it is produced. At the
 // end the call settles with the rest.
 func (c *Call) Charge(s *shaper.Shaper) {
-	if c.meter == nil || !c.runsModel || c.levels.Provider.Counts != AsUsed || c.estimate.Output == 0 {
+	by := c.levels.Provider.Counts
+	if c.meter == nil || !c.runsModel || c.estimate.Output == 0 || by != AsUsed && by != AtStart || c.chargesAsked() {
 		return
 	}
 	text, _, _ := c.meter.Seen()
@@ -228,6 +238,11 @@ func (c *Call) Charge(s *shaper.Shaper) {
 	if settle, err := s.ReserveEach(context.Background(), make([]int, len(costs))...); err == nil {
 		settle(costs...)
 	}
+}
+
+// chargesAsked reports whether the provider has charged what the call asks for, and gives nothing back.
+func (c *Call) chargesAsked() bool {
+	return c.levels.Provider.Counts == AtStart && c.meter.countsItself
 }
 
 // tokensOf returns how many tokens a text of so many bytes is likely to be.
@@ -243,7 +258,7 @@ func (c *Call) tokensOf(text int) int {
 // ok is false if the estimate stands.
 func (c *Call) seen() (u Usage, ok bool) {
 	text, reported, known := c.meter.Seen()
-	if text == 0 && c.meter.complaint == nil || c.meter.lost || !c.abandoned && !c.meter.whole || c.levels.Provider.Counts == AtStart && c.meter.countsItself {
+	if text == 0 && c.meter.complaint == nil || c.meter.lost || !c.abandoned && !c.meter.whole || c.chargesAsked() {
 		return Usage{}, false
 	}
 	if u = c.likely; known && sum(reported.Input, reported.CacheRead, reported.CacheWrite) > 0 {

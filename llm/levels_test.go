@@ -4,6 +4,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,8 +38,7 @@ func TestAQuotaHasALevelForEachLimit(t *testing.T) {
 			{Name: "input-tokens", Rate: window(6000, 3000).Rate, Burst: 3000}}},
 		{llm.Gemini, llm.Quota{Requests: 1}, shaper.Limits{Rate: 1. / 61, Depth: 9}, []shaper.Meter{{Name: "tokens", Rate: math.MaxFloat64}}},
 	} {
-		l := llm.Levels{Provider: tt.p, Quota: tt.q}
-		limits, meters, err := l.Limits(30*time.Second, 9)
+		limits, meters, err := (&llm.Levels{Provider: tt.p, Quota: tt.q}).Limits(30*time.Second, 9)
 		require.NoError(t, err)
 		require.Equal(t, tt.limits, limits)
 		require.Equal(t, tt.meters, meters)
@@ -194,6 +194,44 @@ func TestACallerThatLeavesTakesWhatHasCome(t *testing.T) {
 			require.Equal(t, 1000, e.Estimate("", "m", llm.Usage{Input: 200, Output: 10_000}).Output, "it is no sample")
 		})
 	}
+}
+
+// What the operator says of a call that does not bound its answer is for each of several answers, and comes before what is known of Bedrock.
+func TestWhatACallAsksForThatDoesNotBoundItsAnswer(t *testing.T) {
+	compatible := llm.OpenAI
+	compatible.Counted = nil
+	for _, tt := range []struct {
+		p          llm.Provider
+		path, body string
+		want       int
+	}{
+		{compatible, "/v1/chat/completions", `{"messages":[],"n":3}`, 12_000},
+		{llm.Bedrock, "/model/m/converse", `{"messages":[]}`, 4000},
+		{llm.Bedrock, "/model/m/converse", `{"messages":[],"inferenceConfig":{"maxTokens":64000}}`, 64_000},
+	} {
+		l := &llm.Levels{Provider: tt.p, Quota: llm.Quota{Tokens: 1_000_000}, Unasked: 4000}
+		r, err := http.NewRequest(http.MethodPost, "http://api"+tt.path, strings.NewReader(tt.body))
+		require.NoError(t, err)
+		c, err := l.Call("", "m", r)
+		require.NoError(t, err)
+		require.Equal(t, tt.want, c.Estimate().Output, tt.body)
+	}
+}
+
+// An API of OpenAI's form may say by the fields of its answers that it charges what calls ask for, as Azure does.
+func TestAnAPIThatSaysWhatIsLeftIsReservedWhatCallsAsk(t *testing.T) {
+	compatible := llm.OpenAI
+	compatible.Counted = nil
+	synctest.Test(t, func(t *testing.T) {
+		c := newLeveled(t, compatible, llmtest.OpenAI, new(llm.Estimates), llmtest.Answer{Output: 400})
+		for _, want := range []int{1200, 1200 + 10_200} {
+			body := c.begin(t, true)
+			_, err := io.Copy(io.Discard, body)
+			require.NoError(t, err)
+			require.NoError(t, body.Close())
+			require.GreaterOrEqual(t, c.levels()[1], want)
+		}
+	})
 }
 
 // What an answer says is left goes to the level of its limit, if it is about that.

@@ -169,8 +169,7 @@ func Levels(provider string, q llm.Quota, burst time.Duration, depth int) (shape
 	if !ok {
 		return shaper.Limits{}, nil, fmt.Errorf("gateway: the provider %q is unknown, must be one of %s", provider, strings.Join(Providers(), ", "))
 	}
-	l := llm.Levels{Provider: d.provider, Quota: q}
-	return l.Limits(burst, depth)
+	return (&llm.Levels{Provider: d.provider, Quota: q}).Limits(burst, depth)
 }
 
 // DefaultBurst returns the burst that suits a provider: a minute less the longest usual call. Bedrock counts all that a call may

@@ -202,8 +202,12 @@ func (s scene) gateway(t *testing.T, provider http.RoundTripper, how string) (ht
 		Transport: provider, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 	}
 	rig := newRig(metered{t, cmp.Or(s.burst, 30*time.Second)}, s.provider, s.quota, proxy, func(c *gateway.Config, l *shaper.Limits) {
-		if c.Estimate = gateway.DefaultEstimate(s.provider); how == knowing {
+		switch c.Estimate = gateway.DefaultEstimate(s.provider); how {
+		case usual:
+		case knowing:
 			c.Estimate = ""
+		default:
+			c.Estimate = how
 		}
 		c.Log = nil
 	})
@@ -450,4 +454,20 @@ func (p played) over(n float64) played {
 		p.teams[i] /= n
 	}
 	return p
+}
+
+// What each estimate gives, for docs/llm.md.
+func TestWhatEachEstimateGives(t *testing.T) {
+	if !long() {
+		t.Skip("it is run with SHAPER_LONG=1")
+	}
+	fmt.Println("| | learned | asked | 1000 | 300 |\n|---|---|---|---|---|")
+	for _, s := range scenes[:7] {
+		row := "| " + s.name + " |"
+		for _, how := range []string{"learned", "asked", "1000", "300"} {
+			p := s.play(t, how, 0, 30*time.Minute)
+			row += fmt.Sprintf(" %.0f %% (%.0f) |", 100*p.used, p.refused)
+		}
+		fmt.Println(row)
+	}
 }
