@@ -151,6 +151,8 @@ func TestAMegabyteThatIsNoText(t *testing.T) {
 		{"Gemini, the result of a function", llm.Gemini, `{"contents":[{"parts":[{"functionResponse":{"response":{},"parts":[{"inlineData":{"mimeType":"image/jpeg","data":"` + picture + `"}}]}}]}]}`},
 		{"Bedrock, a picture", llm.Bedrock, `{"messages":[{"content":[{"image":{"format":"jpeg","source":{"bytes":"` + picture + `"}}}]}]}`},
 		{"Bedrock, a document", llm.Bedrock, `{"messages":[{"content":[{"document":{"format":"pdf","name":"a","source":{"bytes":"` + document + `"}}}]}]}`},
+		{"Bedrock, sound", llm.Bedrock, `{"messages":[{"content":[{"audio":{"format":"wav","source":{"bytes":"` + sound + `"}}}]}]}`},
+		{"Bedrock, video", llm.Bedrock, `{"messages":[{"content":[{"video":{"format":"mp4","source":{"bytes":"` + video + `"}}}]}]}`},
 		{"Bedrock, the result of a tool", llm.Bedrock, `{"messages":[{"content":[{"toolResult":{"toolUseId":"a","content":[{"image":{"format":"jpeg","source":{"bytes":"` + picture + `"}}}]}}]}]}`},
 		{"Bedrock, Claude", llm.Bedrock, `{"messages":[{"content":[{"type":"image","source":{"type":"base64","media_type":"image/jpeg","data":"` + picture + `"}}]}]}`},
 		{"Bedrock, Titan", llm.Bedrock, `{"inputText":"what is it?","inputImage":"` + picture + `"}`},
