@@ -504,20 +504,18 @@ var costCalls = map[string]func(l shaper.Limiter, n int) error{
 func TestACostOfItsOwnIsChargedByEveryLimiterInEveryWay(t *testing.T) {
 	half := func(n int) int { return n / 2 }
 	for name, call := range costCalls {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := mustMake(t, limitsOf(t, "1/s burst 100"))
-				g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return s.Limits(), nil }))
-				defer g.Close()
-				other := rate.NewLimiter(1, 100)
-				for _, l := range []shaper.Limiter{s, g.Limiter("a"), other, shaper.Priced(shaper.Chain(s), half)} {
-					require.NoError(t, call(shaper.Priced(l, half), 41))
-				}
-				require.EqualValues(t, 30, s.Stats().Level)
-				st, _ := g.StatsOf("a")
-				require.EqualValues(t, 20, st.Level)
-				require.EqualValues(t, 80, other.Tokens())
-			})
+		bubble(t, name, func(t *testing.T) {
+			s := mustMake(t, limitsOf(t, "1/s burst 100"))
+			g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return s.Limits(), nil }))
+			defer g.Close()
+			other := rate.NewLimiter(1, 100)
+			for _, l := range []shaper.Limiter{s, g.Limiter("a"), other, shaper.Priced(shaper.Chain(s), half)} {
+				require.NoError(t, call(shaper.Priced(l, half), 41))
+			}
+			require.EqualValues(t, 30, s.Stats().Level)
+			st, _ := g.StatsOf("a")
+			require.EqualValues(t, 20, st.Level)
+			require.EqualValues(t, 80, other.Tokens())
 		})
 	}
 }
@@ -526,18 +524,16 @@ func TestACostOfItsOwnIsChargedByEveryLimiterInEveryWay(t *testing.T) {
 func TestARequestThatCostsALimiterNothingPassesIt(t *testing.T) {
 	free := func(int) int { return 0 }
 	for name, call := range costCalls {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s, other := mustMake(t, limitsOf(t, "1/s depth 1 inflight 1")), rate.NewLimiter(1, 1)
-				s.Hold(time.Hour)
-				require.True(t, other.Allow())
-				for _, l := range []shaper.Limiter{s, other, shaper.Chain(s, other)} {
-					start := time.Now()
-					require.NoError(t, call(shaper.Priced(l, free), 5))
-					require.Zero(t, time.Since(start))
-				}
-				require.Zero(t, s.Stats().Departed)
-			})
+		bubble(t, name, func(t *testing.T) {
+			s, other := mustMake(t, limitsOf(t, "1/s depth 1 inflight 1")), rate.NewLimiter(1, 1)
+			s.Hold(time.Hour)
+			require.True(t, other.Allow())
+			for _, l := range []shaper.Limiter{s, other, shaper.Chain(s, other)} {
+				start := time.Now()
+				require.NoError(t, call(shaper.Priced(l, free), 5))
+				require.Zero(t, time.Since(start))
+			}
+			require.Zero(t, s.Stats().Departed)
 		})
 	}
 	ctx := closedContext()

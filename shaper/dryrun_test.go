@@ -383,20 +383,18 @@ func TestARetryThroughADryRunWaitsAsItWasAskedTo(t *testing.T) {
 		"embedded":   func(dry *shaper.Shaper) shaper.Limiter { return ownWait{dry, new(int)} },
 		"as a key":   func(dry *shaper.Shaper) shaper.Limiter { return struct{ *shaper.KeyLimiter }{dry.For("")} },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				dry := must(shaper.New(limits, shaper.WithDryRun()))
-				begun := time.Now()
-				var sent []time.Duration
-				transport := &shaper.Transport{Limiter: limiter(dry), Retry: true, Base: roundTripFunc(func(*http.Request) (*http.Response, error) {
-					sent = append(sent, time.Since(begun))
-					return &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"5"}}, Body: http.NoBody}, nil
-				})}
-				answer, err := transport.RoundTrip(httptest.NewRequest("GET", "http://api.example/", nil))
-				require.NoError(t, err)
-				require.NoError(t, answer.Body.Close())
-				require.Equal(t, []time.Duration{0, 5 * time.Second}, sent)
-			})
+		bubble(t, name, func(t *testing.T) {
+			dry := must(shaper.New(limits, shaper.WithDryRun()))
+			begun := time.Now()
+			var sent []time.Duration
+			transport := &shaper.Transport{Limiter: limiter(dry), Retry: true, Base: roundTripFunc(func(*http.Request) (*http.Response, error) {
+				sent = append(sent, time.Since(begun))
+				return &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"5"}}, Body: http.NoBody}, nil
+			})}
+			answer, err := transport.RoundTrip(httptest.NewRequest("GET", "http://api.example/", nil))
+			require.NoError(t, err)
+			require.NoError(t, answer.Body.Close())
+			require.Equal(t, []time.Duration{0, 5 * time.Second}, sent)
 		})
 	}
 }

@@ -202,17 +202,15 @@ type (
 
 func requireRoundTrip[K comparable](t *testing.T, keys ...K) {
 	t.Helper()
-	t.Run(fmt.Sprintf("%T", *new(K)), func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			levels, saved, restored := roundTrip(t, keys...)
-			require.NoError(t, saved)
-			require.NoError(t, restored)
-			want := map[K]float64{}
-			for i, key := range keys {
-				want[key] = float64(i + 1)
-			}
-			require.Equal(t, want, levels)
-		})
+	bubble(t, fmt.Sprintf("%T", *new(K)), func(t *testing.T) {
+		levels, saved, restored := roundTrip(t, keys...)
+		require.NoError(t, saved)
+		require.NoError(t, restored)
+		want := map[K]float64{}
+		for i, key := range keys {
+			want[key] = float64(i + 1)
+		}
+		require.Equal(t, want, levels)
 	})
 }
 

@@ -217,26 +217,24 @@ func TestIdleKeysKeepNoMemory(t *testing.T) {
 		"unlimited":          func(int) shaper.Limits { return shaper.Limits{Rate: rate.Inf} },
 		"each unlimited":     func(key int) shaper.Limits { return shaper.Limits{Rate: rate.Inf, Depth: key} },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				g := must(shaper.NewGroup(func(key int) (shaper.Limits, error) { return limits(key), nil }))
-				time.Sleep(time.Millisecond) // What is made at the instant of a sweep may go with it.
-				before := heapInUse()
-				for key := range keys {
-					if !g.Allow(key) {
-						require.FailNow(t, "its bucket is full", "key %d", key)
-					}
+		bubble(t, name, func(t *testing.T) {
+			g := must(shaper.NewGroup(func(key int) (shaper.Limits, error) { return limits(key), nil }))
+			time.Sleep(time.Millisecond) // What is made at the instant of a sweep may go with it.
+			before := heapInUse()
+			for key := range keys {
+				if !g.Allow(key) {
+					require.FailNow(t, "its bucket is full", "key %d", key)
 				}
-				if limits(0).Rate != rate.Inf {
-					require.Equal(t, keys, g.Stats().Keys)
-				}
-				require.Greater(t, heapInUse()-before, int64(1<<20), "bytes")
-				time.Sleep(2 * time.Second)
-				require.Zero(t, g.Stats().Keys)
-				// Each of up to 33 shards keeps the plan of the last key, and maps for a few.
-				require.Less(t, heapInUse()-before, int64(128<<10), "bytes")
-				runtime.KeepAlive(g)
-			})
+			}
+			if limits(0).Rate != rate.Inf {
+				require.Equal(t, keys, g.Stats().Keys)
+			}
+			require.Greater(t, heapInUse()-before, int64(1<<20), "bytes")
+			time.Sleep(2 * time.Second)
+			require.Zero(t, g.Stats().Keys)
+			// Each of up to 33 shards keeps the plan of the last key, and maps for a few.
+			require.Less(t, heapInUse()-before, int64(128<<10), "bytes")
+			runtime.KeepAlive(g)
 		})
 	}
 }

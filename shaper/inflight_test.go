@@ -589,24 +589,22 @@ func TestAcquireAllocatesItsReleaseAtMost(t *testing.T) {
 		{"Do", shaper.Limits{Rate: rate.Inf, Depth: 1}, do, 0},
 		{"Do with a cap", shaper.Limits{Rate: rate.Inf, Depth: 1, InFlight: 1}, do, 0},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := mustMake(t, c.limits)
-				ctx, cancel := context.WithCancel(context.Background())
-				defer cancel()
-				failed := 0
-				got := testing.AllocsPerRun(1000, func() {
-					if c.call(ctx, s) != nil {
-						failed++
-					}
-				})
-				if testing.CoverMode() == "" {
-					require.Equal(t, c.want, got)
-				} else { // With the counters of that, Acquire is too large for the compiler to inline.
-					require.LessOrEqual(t, got, 1.)
+		bubble(t, c.name, func(t *testing.T) {
+			s := mustMake(t, c.limits)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			failed := 0
+			got := testing.AllocsPerRun(1000, func() {
+				if c.call(ctx, s) != nil {
+					failed++
 				}
-				require.Zero(t, failed)
 			})
+			if testing.CoverMode() == "" {
+				require.Equal(t, c.want, got)
+			} else { // With the counters of that, Acquire is too large for the compiler to inline.
+				require.LessOrEqual(t, got, 1.)
+			}
+			require.Zero(t, failed)
 		})
 	}
 }

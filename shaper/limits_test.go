@@ -16,7 +16,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -304,36 +303,34 @@ func TestNoWindowHoldsMoreThanItPromises(t *testing.T) {
 		"20 in 1min":                     {20, time.Minute},
 		"1000 in 1s slack 3ms burst 100": {1000, time.Second},
 	} {
-		t.Run(text, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := limitsOf(t, text)
-				l.Depth = callers
-				began := time.Now()
-				var mu sync.Mutex
-				var all []departed
-				s, err := shaper.New(l, shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
-					mu.Lock()
-					defer mu.Unlock()
-					all = append(all, departed{int64(e.At.Sub(began)), int64(e.Cost)})
-				}}))
-				require.NoError(t, err)
-				var wg sync.WaitGroup
-				for i := range callers {
-					wg.Go(func() {
-						r := rand.New(rand.NewPCG(38, uint64(i)))
-						for range departures / callers {
-							_ = s.WaitN(t.Context(), 1+r.IntN(max(l.Burst, 1))) // What is refused is missing below.
-						}
-					})
-				}
-				wg.Wait()
-				require.NoError(t, s.Close())
-				require.Len(t, all, departures)
-				slices.SortFunc(all, func(a, b departed) int { return cmp.Compare(a.at, b.at) })
-				most := mostInAnyWindow(all, promise.w)
-				require.LessOrEqual(t, most, promise.n)
-				require.GreaterOrEqual(t, most, promise.n*99/100, "much less leaves than may")
-			})
+		bubble(t, text, func(t *testing.T) {
+			l := limitsOf(t, text)
+			l.Depth = callers
+			began := time.Now()
+			var mu sync.Mutex
+			var all []departed
+			s, err := shaper.New(l, shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				all = append(all, departed{int64(e.At.Sub(began)), int64(e.Cost)})
+			}}))
+			require.NoError(t, err)
+			var wg sync.WaitGroup
+			for i := range callers {
+				wg.Go(func() {
+					r := rand.New(rand.NewPCG(38, uint64(i)))
+					for range departures / callers {
+						_ = s.WaitN(t.Context(), 1+r.IntN(max(l.Burst, 1))) // What is refused is missing below.
+					}
+				})
+			}
+			wg.Wait()
+			require.NoError(t, s.Close())
+			require.Len(t, all, departures)
+			slices.SortFunc(all, func(a, b departed) int { return cmp.Compare(a.at, b.at) })
+			most := mostInAnyWindow(all, promise.w)
+			require.LessOrEqual(t, most, promise.n)
+			require.GreaterOrEqual(t, most, promise.n*99/100, "much less leaves than may")
 		})
 	}
 }

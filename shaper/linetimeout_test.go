@@ -196,27 +196,25 @@ func TestARetryHasTheBoundOfItsFirstTry(t *testing.T) {
 		{"a hold that ends at the bound", "3", "3s 200"},
 		{"a hold that ends after it", "4", "500ms 429"},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := must(shaper.New(shaper.Limits{Rate: 10, Depth: 9}, shaper.WithLineTimeout(3500*ms)))
-				start, sent := time.Now(), 0
-				upstream := roundTripper(func(*http.Request) (*http.Response, error) {
-					sent++
-					if sent > 1 {
-						return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
-					}
-					time.Sleep(500 * ms) // So the hold begins 3 s before the bound.
-					return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {test.after}}, Body: http.NoBody}, nil
-				})
-				client := &http.Client{Transport: shaper.Transport{Limiter: s, Base: upstream, Retry: true}}
-				response, err := client.Get("http://upstream.example")
-				require.NoError(t, err)
-				took := time.Since(start)
-				if response.StatusCode == http.StatusOK {
-					took -= 500 * ms
+		bubble(t, test.name, func(t *testing.T) {
+			s := must(shaper.New(shaper.Limits{Rate: 10, Depth: 9}, shaper.WithLineTimeout(3500*ms)))
+			start, sent := time.Now(), 0
+			upstream := roundTripper(func(*http.Request) (*http.Response, error) {
+				sent++
+				if sent > 1 {
+					return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 				}
-				require.Equal(t, test.want, fmt.Sprint(took, " ", response.StatusCode))
+				time.Sleep(500 * ms) // So the hold begins 3 s before the bound.
+				return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {test.after}}, Body: http.NoBody}, nil
 			})
+			client := &http.Client{Transport: shaper.Transport{Limiter: s, Base: upstream, Retry: true}}
+			response, err := client.Get("http://upstream.example")
+			require.NoError(t, err)
+			took := time.Since(start)
+			if response.StatusCode == http.StatusOK {
+				took -= 500 * ms
+			}
+			require.Equal(t, test.want, fmt.Sprint(took, " ", response.StatusCode))
 		})
 	}
 }
@@ -270,23 +268,21 @@ func TestARequestMaySayHowLongItWaits(t *testing.T) {
 		"-1":     "2s 200", "1e3": "2s 200", "soon": "2s 200", "1,2": "2s 200", "0.0000000001": "2s 200", ".": "2s 200",
 		"1 s": "2s 200", "9999999999999999": "2s 200",
 	} {
-		t.Run(field, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				first := must(shaper.New(shaper.Limits{Rate: 1, Depth: 9}))
-				second := must(shaper.New(shaper.Limits{Rate: 0.5, Depth: 9}))
-				// The waits of both lines count.
-				handler := shaper.Middleware(shaper.Chain(first, second), shaper.WithWaitField("X-Wait"))(http.NotFoundHandler())
-				start := time.Now()
-				handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
-				r := httptest.NewRequest("GET", "/", nil)
-				if field != "" {
-					r.Header.Set("X-Wait", field)
-				}
-				w := httptest.NewRecorder()
-				handler.ServeHTTP(w, r)
-				got := fmt.Sprint(time.Since(start), " ", strings.Replace(strconv.Itoa(w.Code), "404", "200", 1), " ", w.Header().Get("Retry-After"))
-				require.Equal(t, want, strings.TrimSpace(got))
-			})
+		bubble(t, field, func(t *testing.T) {
+			first := must(shaper.New(shaper.Limits{Rate: 1, Depth: 9}))
+			second := must(shaper.New(shaper.Limits{Rate: 0.5, Depth: 9}))
+			// The waits of both lines count.
+			handler := shaper.Middleware(shaper.Chain(first, second), shaper.WithWaitField("X-Wait"))(http.NotFoundHandler())
+			start := time.Now()
+			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+			r := httptest.NewRequest("GET", "/", nil)
+			if field != "" {
+				r.Header.Set("X-Wait", field)
+			}
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			got := fmt.Sprint(time.Since(start), " ", strings.Replace(strconv.Itoa(w.Code), "404", "200", 1), " ", w.Header().Get("Retry-After"))
+			require.Equal(t, want, strings.TrimSpace(got))
 		})
 	}
 }

@@ -629,22 +629,20 @@ func TestAServerThatEndsBeforeItsShaperRefusesNobody(t *testing.T) {
 			return errors.Join(s.Shutdown(ctx), server.Shutdown(ctx))
 		}, false},
 	} {
-		t.Run(order.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBusyServer(t, "50/s depth 100", 40)
-				time.Sleep(1001 * ms) // The line is never empty, and nothing else happens at this instant.
-				b.forget()
-				inLine := b.shaper.Stats().Waiting
-				require.GreaterOrEqual(t, inLine, 30)
-				require.NoError(t, order.end(t.Context(), b.server, b.shaper))
-				b.clients.Wait()
-				refused := b.answers[http.StatusServiceUnavailable]
-				if order.allServed {
-					require.Equal(t, map[int]int{200: inLine}, b.answers)
-				} else {
-					require.Greater(t, refused, inLine, "if none is refused, the order does not matter")
-				}
-			})
+		bubble(t, order.name, func(t *testing.T) {
+			b := newBusyServer(t, "50/s depth 100", 40)
+			time.Sleep(1001 * ms) // The line is never empty, and nothing else happens at this instant.
+			b.forget()
+			inLine := b.shaper.Stats().Waiting
+			require.GreaterOrEqual(t, inLine, 30)
+			require.NoError(t, order.end(t.Context(), b.server, b.shaper))
+			b.clients.Wait()
+			refused := b.answers[http.StatusServiceUnavailable]
+			if order.allServed {
+				require.Equal(t, map[int]int{200: inLine}, b.answers)
+			} else {
+				require.Greater(t, refused, inLine, "if none is refused, the order does not matter")
+			}
 		})
 	}
 }

@@ -518,12 +518,10 @@ func (k connectionKind) serve(t testing.TB, h http.Handler, options ...serverOpt
 // inBubbles runs a test in a bubble for each kind of connection.
 func inBubbles(t *testing.T, test func(t *testing.T, k connectionKind)) {
 	for _, k := range connectionKinds {
-		t.Run(k.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				// TLS takes up to 5 s to close a connection from which the other side reads no more.
-				t.Cleanup(func() { time.Sleep(time.Minute) })
-				test(t, k)
-			})
+		bubble(t, k.name, func(t *testing.T) {
+			// TLS takes up to 5 s to close a connection from which the other side reads no more.
+			t.Cleanup(func() { time.Sleep(time.Minute) })
+			test(t, k)
 		})
 	}
 }

@@ -419,20 +419,18 @@ func TestAHandlerSettlesWhatMiddlewareHasReserved(t *testing.T) {
 			return struct{ shaper.Limiter }{s}
 		}, 10, false},
 	} {
-		t.Run(limiter.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := must(shaper.New(l))
-				m := shaper.Middleware(limiter.make(s), ten, shaper.WithReserve())
-				var kept *http.Request
-				serveReserved(func(_ http.ResponseWriter, r *http.Request) {
-					kept = r.WithContext(context.WithValue(r.Context(), derivedKey{}, 1)) // One derived from it.
-					require.Equal(t, limiter.ok, shaper.Settle(kept, 3))
-					require.InDelta(t, limiter.level, s.Stats().Level, 1e-9, "at once")
-					require.False(t, shaper.Settle(r, 1), "a second time")
-				}, m)
-				require.False(t, shaper.Settle(kept, 1), "after the handler has returned")
-				require.InDelta(t, limiter.level, s.Stats().Level, 1e-9)
-			})
+		bubble(t, limiter.name, func(t *testing.T) {
+			s := must(shaper.New(l))
+			m := shaper.Middleware(limiter.make(s), ten, shaper.WithReserve())
+			var kept *http.Request
+			serveReserved(func(_ http.ResponseWriter, r *http.Request) {
+				kept = r.WithContext(context.WithValue(r.Context(), derivedKey{}, 1)) // One derived from it.
+				require.Equal(t, limiter.ok, shaper.Settle(kept, 3))
+				require.InDelta(t, limiter.level, s.Stats().Level, 1e-9, "at once")
+				require.False(t, shaper.Settle(r, 1), "a second time")
+			}, m)
+			require.False(t, shaper.Settle(kept, 1), "after the handler has returned")
+			require.InDelta(t, limiter.level, s.Stats().Level, 1e-9)
 		})
 	}
 }
@@ -452,13 +450,11 @@ func TestWhatIsNotSettledStandsAsItWasReserved(t *testing.T) {
 		{"it costs nothing", []shaper.MiddlewareOption{cost(0), shaper.WithReserve()}, func(r *http.Request) bool { return !shaper.Settle(r, 1) }, 0},
 		{"it costs more", []shaper.MiddlewareOption{cost(10), shaper.WithReserve()}, func(r *http.Request) bool { return shaper.Settle(r, 15) }, 15},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := must(shaper.New(l))
-				serveReserved(func(_ http.ResponseWriter, r *http.Request) { require.True(t, c.settle(r)) }, shaper.Middleware(s, c.options...))
-				require.InDelta(t, c.level, s.Stats().Level, 1e-9)
-				require.Zero(t, s.Stats().Reserved)
-			})
+		bubble(t, c.name, func(t *testing.T) {
+			s := must(shaper.New(l))
+			serveReserved(func(_ http.ResponseWriter, r *http.Request) { require.True(t, c.settle(r)) }, shaper.Middleware(s, c.options...))
+			require.InDelta(t, c.level, s.Stats().Level, 1e-9)
+			require.Zero(t, s.Stats().Reserved)
 		})
 	}
 }
@@ -494,30 +490,28 @@ func TestATransportSendsWhatMiddlewareHasReserved(t *testing.T) {
 		{"it is refused twice", 2, true, "2s 429: left 2, level 4"},
 		{"it is refused, and not sent again", 1, false, "0s 429: left 1, level 4"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := must(shaper.New(shaper.Limits{Rate: 1, Burst: 20, Depth: 9, InFlight: 1}))
-				sent := 0
-				upstream := roundTripper(func(*http.Request) (*http.Response, error) {
-					if sent++; sent > c.refusals {
-						return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
-					}
-					return &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"2"}}, Body: http.NoBody}, nil
-				})
-				transport := shaper.Transport{Limiter: s, Base: upstream, Retry: c.retry}
-				start := time.Now()
-				w := serveReserved(func(w http.ResponseWriter, r *http.Request) {
-					out := must(http.NewRequestWithContext(r.Context(), "GET", "http://upstream.example", nil))
-					response, err := transport.RoundTrip(out)
-					require.NoError(t, err)
-					require.True(t, shaper.Settle(r, 4))
-					w.WriteHeader(response.StatusCode)
-				}, shaper.Middleware(s, shaper.WithReserve(), shaper.WithCost(func(*http.Request) int { return 10 })))
-				st := s.Stats()
-				require.Equal(t, c.want, fmt.Sprintf("%v %d: left %d, level %v", time.Since(start), w.Code, st.Departed, st.Level))
-				require.Zero(t, st.InFlight)
-				require.Zero(t, st.Reserved)
+		bubble(t, c.name, func(t *testing.T) {
+			s := must(shaper.New(shaper.Limits{Rate: 1, Burst: 20, Depth: 9, InFlight: 1}))
+			sent := 0
+			upstream := roundTripper(func(*http.Request) (*http.Response, error) {
+				if sent++; sent > c.refusals {
+					return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
+				}
+				return &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"2"}}, Body: http.NoBody}, nil
 			})
+			transport := shaper.Transport{Limiter: s, Base: upstream, Retry: c.retry}
+			start := time.Now()
+			w := serveReserved(func(w http.ResponseWriter, r *http.Request) {
+				out := must(http.NewRequestWithContext(r.Context(), "GET", "http://upstream.example", nil))
+				response, err := transport.RoundTrip(out)
+				require.NoError(t, err)
+				require.True(t, shaper.Settle(r, 4))
+				w.WriteHeader(response.StatusCode)
+			}, shaper.Middleware(s, shaper.WithReserve(), shaper.WithCost(func(*http.Request) int { return 10 })))
+			st := s.Stats()
+			require.Equal(t, c.want, fmt.Sprintf("%v %d: left %d, level %v", time.Since(start), w.Code, st.Departed, st.Level))
+			require.Zero(t, st.InFlight)
+			require.Zero(t, st.Reserved)
 		})
 	}
 }

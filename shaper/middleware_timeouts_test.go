@@ -297,36 +297,34 @@ func TestWithACapMaxBytesReaderClosesNothing(t *testing.T) {
 func TestAHijackerGetsTheBodyThatWasReadAhead(t *testing.T) {
 	for _, sent := range []string{"hello", "he", ""} {
 		for read := range min(len(sent), 2) + 1 {
-			t.Run(fmt.Sprintf("%q sent, %d read", sent, read), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					e := newPipeEntrance(t, 1)
-					shortTimeouts(e.Config)
-					known, all := make(chan int, 1), make(chan string, 1) // known: bytes that can be had without reading the connection
-					e.handler = func(w http.ResponseWriter, r *http.Request) {
-						part := make([]byte, read)
-						_, err := io.ReadFull(r.Body, part)
-						require.NoError(t, err)
-						conn, buffered, err := http.NewResponseController(w).Hijack()
-						require.NoError(t, err)
-						defer conn.Close()
-						known <- read + buffered.Reader.Buffered()
-						rest := make([]byte, len("hello, and more")-read)
-						_, err = io.ReadFull(buffered, rest)
-						require.NoError(t, err)
-						all <- string(part) + string(rest)
-						_, _ = buffered.WriteString("bye")
-						_ = buffered.Flush()
-					}
-					v := e.open().visit(post("/", sent))
-					e.waiting(1)
-					e.admit("100/s depth 1")
-					require.Equal(t, len(sent), realtime.Next(t, known))
-					time.Sleep(2 * timeout) // Longer than any deadline of ours or of the server.
-					v.send("hello, and more"[len(sent):])
-					require.Equal(t, "hello, and more", realtime.Next(t, all))
-					back := must(io.ReadAll(v))
-					require.Equal(t, "bye", string(back))
-				})
+			bubble(t, fmt.Sprintf("%q sent, %d read", sent, read), func(t *testing.T) {
+				e := newPipeEntrance(t, 1)
+				shortTimeouts(e.Config)
+				known, all := make(chan int, 1), make(chan string, 1) // known: bytes that can be had without reading the connection
+				e.handler = func(w http.ResponseWriter, r *http.Request) {
+					part := make([]byte, read)
+					_, err := io.ReadFull(r.Body, part)
+					require.NoError(t, err)
+					conn, buffered, err := http.NewResponseController(w).Hijack()
+					require.NoError(t, err)
+					defer conn.Close()
+					known <- read + buffered.Reader.Buffered()
+					rest := make([]byte, len("hello, and more")-read)
+					_, err = io.ReadFull(buffered, rest)
+					require.NoError(t, err)
+					all <- string(part) + string(rest)
+					_, _ = buffered.WriteString("bye")
+					_ = buffered.Flush()
+				}
+				v := e.open().visit(post("/", sent))
+				e.waiting(1)
+				e.admit("100/s depth 1")
+				require.Equal(t, len(sent), realtime.Next(t, known))
+				time.Sleep(2 * timeout) // Longer than any deadline of ours or of the server.
+				v.send("hello, and more"[len(sent):])
+				require.Equal(t, "hello, and more", realtime.Next(t, all))
+				back := must(io.ReadAll(v))
+				require.Equal(t, "bye", string(back))
 			})
 		}
 	}
@@ -376,18 +374,16 @@ func TestAHandlerNeedNotReadABodyThatIsReadAhead(t *testing.T) {
 		}, "HTTP/1.1 200 OK"},
 		{"panics", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, ""},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e := newPipeEntrance(t, 1)
-				readTimeout(e.Config)
-				e.handler = c.handler
-				v := e.open().visit(post("/", "he"))
-				e.waiting(1)
-				e.admit("100/s depth 1")
-				all := must(io.ReadAll(v))
-				line, _, _ := strings.Cut(string(all), "\r\n")
-				require.Equal(t, c.answer, line)
-			})
+		bubble(t, c.name, func(t *testing.T) {
+			e := newPipeEntrance(t, 1)
+			readTimeout(e.Config)
+			e.handler = c.handler
+			v := e.open().visit(post("/", "he"))
+			e.waiting(1)
+			e.admit("100/s depth 1")
+			all := must(io.ReadAll(v))
+			line, _, _ := strings.Cut(string(all), "\r\n")
+			require.Equal(t, c.answer, line)
 		})
 	}
 }
@@ -556,20 +552,18 @@ func TestAHalfClosedClientIsAnsweredWhenItsRequestDoesNotWait(t *testing.T) {
 	}
 	for name := range limiters(t) {
 		for _, request := range []string{get("/"), post("/", "hello"), chunked("/") + "llo\r\n0\r\n\r\n"} {
-			t.Run(name+"/"+request[:4], func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					e := newPipeEntrance(t, 0)
-					ended := make(chan struct{})
-					e.outer = func(http.Handler) http.Handler {
-						waitForTheEnd := touched(func(*http.Request) { <-ended })
-						return waitForTheEnd(limiters(t)[name](http.HandlerFunc(echo)))
-					}
-					e.open().visit(request).leave()
-					synctest.Wait()
-					close(ended)
-					status, _ := strings.CutPrefix(e.ended(), "/ ")
-					require.Equal(t, map[bool]string{true: name, false: "200"}[name == "429" || name == "503"], status)
-				})
+			bubble(t, name+"/"+request[:4], func(t *testing.T) {
+				e := newPipeEntrance(t, 0)
+				ended := make(chan struct{})
+				e.outer = func(http.Handler) http.Handler {
+					waitForTheEnd := touched(func(*http.Request) { <-ended })
+					return waitForTheEnd(limiters(t)[name](http.HandlerFunc(echo)))
+				}
+				e.open().visit(request).leave()
+				synctest.Wait()
+				close(ended)
+				status, _ := strings.CutPrefix(e.ended(), "/ ")
+				require.Equal(t, map[bool]string{true: name, false: "200"}[name == "429" || name == "503"], status)
 			})
 		}
 	}
@@ -643,16 +637,14 @@ func TestAHalfClosedClientIsGoneAfterAWait(t *testing.T) {
 		"a Shaper":                              nil,
 	} {
 		for _, request := range []string{get("/"), post("/", "hello")} {
-			t.Run(name+"/"+request[:4], func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					e := newPipeEntrance(t, 1)
-					if wait != nil {
-						e.limiter = wait
-					}
-					e.open().visit(request).leave()
-					require.Equal(t, "/ 499", e.ended())
-					require.Empty(t, e.ran)
-				})
+			bubble(t, name+"/"+request[:4], func(t *testing.T) {
+				e := newPipeEntrance(t, 1)
+				if wait != nil {
+					e.limiter = wait
+				}
+				e.open().visit(request).leave()
+				require.Equal(t, "/ 499", e.ended())
+				require.Empty(t, e.ran)
 			})
 		}
 	}
@@ -673,23 +665,21 @@ func TestAPipelinedRequestBehindWhichTheInputEndsCountsAlikeOnEveryConnection(t 
 				"500/s depth 1 inflight 1": "/2 499", "2000/s depth 1 inflight 1": "/2 200",
 				"500/s depth 1": "/2 499", "2000/s depth 1": "/2 200",
 			} {
-				t.Run(fmt.Sprint(name, "/", hook.name, "/", limits), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						e := newPipeEntrance(t, 1)
-						hook.set(e.Config)
-						e.Shaper = mustMake(t, limitsOf(t, limits))
-						e.limiter = e.Shaper
-						l := e.Listener.(pipeListener)
-						e.open()
-						began := time.Now()
-						l.conns <- newRecorded(request)
-						require.Equal(t, "/1 200", e.ended())
-						require.Equal(t, second, e.ended())
-						if second == "/2 499" {
-							require.Equal(t, ms, time.Since(began))
-							require.EqualValues(t, 1, e.Stats().Abandoned)
-						}
-					})
+				bubble(t, fmt.Sprint(name, "/", hook.name, "/", limits), func(t *testing.T) {
+					e := newPipeEntrance(t, 1)
+					hook.set(e.Config)
+					e.Shaper = mustMake(t, limitsOf(t, limits))
+					e.limiter = e.Shaper
+					l := e.Listener.(pipeListener)
+					e.open()
+					began := time.Now()
+					l.conns <- newRecorded(request)
+					require.Equal(t, "/1 200", e.ended())
+					require.Equal(t, second, e.ended())
+					if second == "/2 499" {
+						require.Equal(t, ms, time.Since(began))
+						require.EqualValues(t, 1, e.Stats().Abandoned)
+					}
 				})
 			}
 			t.Run(fmt.Sprint(name, "/", hook.name, "/TCP"), func(t *testing.T) {

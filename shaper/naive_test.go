@@ -44,14 +44,12 @@ func (p *paceline) enter() (giveUp context.CancelFunc) {
 // late by stall.
 func inBothNaives(t *testing.T, perSecond float64, depth int, stall time.Duration, timeline func(t *testing.T, p *paceline)) {
 	for name, mended := range map[string]bool{"naive": false, "mended": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := &paceline{Queue: naive.New(perSecond, depth), since: time.Now()}
-				p.Mended, p.Stall = mended, func() { time.Sleep(stall) }
-				p.Start()
-				defer p.Stop()
-				timeline(t, p)
-			})
+		bubble(t, name, func(t *testing.T) {
+			p := &paceline{Queue: naive.New(perSecond, depth), since: time.Now()}
+			p.Mended, p.Stall = mended, func() { time.Sleep(stall) }
+			p.Start()
+			defer p.Stop()
+			timeline(t, p)
 		})
 	}
 }

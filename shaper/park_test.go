@@ -114,20 +114,18 @@ func mustMake(tb testing.TB, l shaper.Limits) *shaper.Shaper {
 // once never does, and a refusal makes its error.
 func TestCallsAllocateNothingOnceWarm(t *testing.T) {
 	inABubble := func(name string, want float64, l shaper.Limits, call func(context.Context, *shaper.Shaper) bool) {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := mustMake(t, l)
-				ctx, cancel := context.WithCancel(context.Background())
-				defer cancel()
-				wrong := 0
-				got := testing.AllocsPerRun(1000, func() {
-					if !call(ctx, s) {
-						wrong++
-					}
-				})
-				require.LessOrEqual(t, got, want)
-				require.LessOrEqual(t, wrong, 1, "of all calls only the first may come to something else")
+		bubble(t, name, func(t *testing.T) {
+			s := mustMake(t, l)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			wrong := 0
+			got := testing.AllocsPerRun(1000, func() {
+				if !call(ctx, s) {
+					wrong++
+				}
 			})
+			require.LessOrEqual(t, got, want)
+			require.LessOrEqual(t, wrong, 1, "of all calls only the first may come to something else")
 		})
 	}
 	waits := func(ctx context.Context, s *shaper.Shaper) bool {

@@ -271,55 +271,53 @@ func TestRefusalsAreTheLatest(t *testing.T) {
 // those for which there was no bucket. A dry run tells what would have been refused.
 func TestRefusalsOfAGroupTellTheKey(t *testing.T) {
 	for _, dry := range []bool{false, true} {
-		t.Run(fmt.Sprintf("dry=%v", dry), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				failure := errors.New("no limits")
-				opts := []shaper.GroupOption{}
-				if dry {
-					opts = append(opts, shaper.WithDryRun())
+		bubble(t, fmt.Sprintf("dry=%v", dry), func(t *testing.T) {
+			failure := errors.New("no limits")
+			opts := []shaper.GroupOption{}
+			if dry {
+				opts = append(opts, shaper.WithDryRun())
+			}
+			g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+				if key == "broken" {
+					return shaper.Limits{}, failure
 				}
-				g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
-					if key == "broken" {
-						return shaper.Limits{}, failure
-					}
-					return shaper.Limits{Rate: 1, Depth: 1}, nil
-				}, opts...)
-				require.NoError(t, err)
-				require.Empty(t, g.Refusals())
-				_ = g.Wait(t.Context(), "broken")
-				require.Empty(t, g.Refusals(), "an error of the limits function is no refusal")
-				enters(g.Limiter("a").WaitN, 1, 1)
-				enters(g.Limiter("b").WaitN, 1, 1, 5)
-				now := time.Now()
-				require.Equal(t, dry, g.Allow("a"))
-				want := []watch.Refusal{
-					{At: now, Reason: shaper.ErrQueueFull, RetryAfter: time.Second, Cost: 5, Key: "b"},
-					{At: now, Reason: shaper.ErrQueueFull, RetryAfter: 2 * time.Second, Cost: 1, Key: "a"},
-				}
-				if dry {
-					want[1].RetryAfter = time.Second // A caller of Wait would be told that, too.
-				}
-				require.Equal(t, want[0], g.Refusals()[0])
-				require.Equal(t, "a", g.Refusals()[1].Key)
-				require.NoError(t, g.Close())
-				synctest.Wait()
-				keys := map[any]int{}
-				for _, r := range g.Refusals()[2:] {
-					require.Equal(t, shaper.ErrClosed, r.Reason)
-					keys[r.Key]++
-				}
-				if dry {
-					require.Empty(t, keys, "those in the shadow have left long ago")
-				} else {
-					require.Equal(t, map[any]int{"a": 1, "b": 1}, keys)
-				}
-				for n := range 64 {
-					_ = g.WaitN(t.Context(), fmt.Sprint("key ", n), 1+n)
-				}
-				for n, r := range g.Refusals() {
-					require.Equal(t, watch.Refusal{At: now, Reason: shaper.ErrClosed, Cost: 1 + n, Key: fmt.Sprint("key ", n)}, r)
-				}
-			})
+				return shaper.Limits{Rate: 1, Depth: 1}, nil
+			}, opts...)
+			require.NoError(t, err)
+			require.Empty(t, g.Refusals())
+			_ = g.Wait(t.Context(), "broken")
+			require.Empty(t, g.Refusals(), "an error of the limits function is no refusal")
+			enters(g.Limiter("a").WaitN, 1, 1)
+			enters(g.Limiter("b").WaitN, 1, 1, 5)
+			now := time.Now()
+			require.Equal(t, dry, g.Allow("a"))
+			want := []watch.Refusal{
+				{At: now, Reason: shaper.ErrQueueFull, RetryAfter: time.Second, Cost: 5, Key: "b"},
+				{At: now, Reason: shaper.ErrQueueFull, RetryAfter: 2 * time.Second, Cost: 1, Key: "a"},
+			}
+			if dry {
+				want[1].RetryAfter = time.Second // A caller of Wait would be told that, too.
+			}
+			require.Equal(t, want[0], g.Refusals()[0])
+			require.Equal(t, "a", g.Refusals()[1].Key)
+			require.NoError(t, g.Close())
+			synctest.Wait()
+			keys := map[any]int{}
+			for _, r := range g.Refusals()[2:] {
+				require.Equal(t, shaper.ErrClosed, r.Reason)
+				keys[r.Key]++
+			}
+			if dry {
+				require.Empty(t, keys, "those in the shadow have left long ago")
+			} else {
+				require.Equal(t, map[any]int{"a": 1, "b": 1}, keys)
+			}
+			for n := range 64 {
+				_ = g.WaitN(t.Context(), fmt.Sprint("key ", n), 1+n)
+			}
+			for n, r := range g.Refusals() {
+				require.Equal(t, watch.Refusal{At: now, Reason: shaper.ErrClosed, Cost: 1 + n, Key: fmt.Sprint("key ", n)}, r)
+			}
 		})
 	}
 }

@@ -459,25 +459,23 @@ func TestBucketEventsAreToldInOrder(t *testing.T) {
 // or closes one Shaper for each of its clients, must not wait for the next probe.
 func TestCloseDoesNotWaitForTheNextProbe(t *testing.T) {
 	for name, goes := range map[string]bool{"with a request in line": false, "with an empty line": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := buckettest.NewMemory()
-				m.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-				s := sharedShaper(t, m, shaper.Limits{Rate: 100, Depth: 10})
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				go s.Wait(ctx)
-				time.Sleep(10 * time.Second)
-				require.Equal(t, shared.StateDown, s.Stats().Bucket.State)
-				if goes {
-					cancel()
-					synctest.Wait()
-					require.Zero(t, s.Stats().Waiting)
-				}
-				start := time.Now()
-				require.NoError(t, s.Close())
-				require.Zero(t, time.Since(start))
-			})
+		bubble(t, name, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
+			s := sharedShaper(t, m, shaper.Limits{Rate: 100, Depth: 10})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go s.Wait(ctx)
+			time.Sleep(10 * time.Second)
+			require.Equal(t, shared.StateDown, s.Stats().Bucket.State)
+			if goes {
+				cancel()
+				synctest.Wait()
+				require.Zero(t, s.Stats().Waiting)
+			}
+			start := time.Now()
+			require.NoError(t, s.Close())
+			require.Zero(t, time.Since(start))
 		})
 	}
 }

@@ -529,27 +529,25 @@ func TestOnlyDepthMayWaitBeyondTheRoomOfASharedBucket(t *testing.T) {
 		{"50/s burst 100 depth " + strconv.Itoa(math.MaxInt), 1, 200},
 	} {
 		for name, opts := range map[string][]shaper.Option{"own": nil, "shared": {shaper.WithBucket(buckettest.NewMemory(), "k", shared.Options{})}} {
-			t.Run(fmt.Sprintf("%s, costs of %d, %s", c.limits, c.cost, name), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					l := must(shaper.ParseLimits(c.limits))
-					if opts != nil {
-						m := buckettest.NewMemory()
-						m.SetDelay(10*ms, 10*ms)
-						opts = []shaper.Option{shaper.WithBucket(m, "k", shared.Options{})}
-					}
-					s := must(shaper.New(l, opts...))
-					defer s.Close()
-					var full atomic.Int32
-					for range 200 {
-						go func() {
-							if s.WaitN(context.Background(), c.cost) != nil {
-								full.Add(1)
-							}
-						}()
-						synctest.Wait()
-					}
-					require.EqualValues(t, 200-c.admits, full.Load())
-				})
+			bubble(t, fmt.Sprintf("%s, costs of %d, %s", c.limits, c.cost, name), func(t *testing.T) {
+				l := must(shaper.ParseLimits(c.limits))
+				if opts != nil {
+					m := buckettest.NewMemory()
+					m.SetDelay(10*ms, 10*ms)
+					opts = []shaper.Option{shaper.WithBucket(m, "k", shared.Options{})}
+				}
+				s := must(shaper.New(l, opts...))
+				defer s.Close()
+				var full atomic.Int32
+				for range 200 {
+					go func() {
+						if s.WaitN(context.Background(), c.cost) != nil {
+							full.Add(1)
+						}
+					}()
+					synctest.Wait()
+				}
+				require.EqualValues(t, 200-c.admits, full.Load())
 			})
 		}
 	}

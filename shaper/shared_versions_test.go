@@ -349,26 +349,24 @@ func TestNoProcessLiftsASharedLimitForItselfAlone(t *testing.T) {
 // fallback that begins later.
 func TestNoAnswerLimitsARateThatHasBecomeInf(t *testing.T) {
 	for name, fault := range map[string]buckettest.Fault{"answered": buckettest.NoFault, "failed": buckettest.FailBefore} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := buckettest.NewMemory()
-				m.SetDelay(50*ms, 50*ms)
-				m.Fail(faultOf(fault))
-				g, change := groupAtRate(t, m, shaper.Limits{Rate: 10, Depth: 100}, shared.Options{Fallback: shared.FallbackOpen})
-				for range 3 {
-					go func() { _ = g.Wait(t.Context(), "key") }()
-				}
+		bubble(t, name, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.SetDelay(50*ms, 50*ms)
+			m.Fail(faultOf(fault))
+			g, change := groupAtRate(t, m, shaper.Limits{Rate: 10, Depth: 100}, shared.Options{Fallback: shared.FallbackOpen})
+			for range 3 {
+				go func() { _ = g.Wait(t.Context(), "key") }()
+			}
+			time.Sleep(30 * ms)
+			change(shaper.Limits{Rate: rate.Inf, Depth: 100})
+			for range 100 {
 				time.Sleep(30 * ms)
-				change(shaper.Limits{Rate: rate.Inf, Depth: 100})
-				for range 100 {
-					time.Sleep(30 * ms)
-					began := time.Now()
-					for range 5 {
-						require.NoError(t, g.Wait(t.Context(), "key"))
-					}
-					require.Zero(t, time.Since(began))
+				began := time.Now()
+				for range 5 {
+					require.NoError(t, g.Wait(t.Context(), "key"))
 				}
-			})
+				require.Zero(t, time.Since(began))
+			}
 		})
 	}
 }
@@ -475,23 +473,21 @@ func TestTheOldRateOfAKeyDoesNotWinBecauseAnotherKeyKeepsItsRate(t *testing.T) {
 		"versions by time": {},
 		"RateVersion":      {{RateVersion: 1}, {RateVersion: 5}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := buckettest.NewMemory()
-				older := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 10}, opts[0])
+		bubble(t, name, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			older := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 10}, opts[0])
+			time.Sleep(time.Second)
+			newer := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 5}, opts[1])
+			require.True(t, newer.Allow("stays"))
+			time.Sleep(time.Second)
+			require.True(t, older.Allow("stays"))
+			require.True(t, older.Allow("changes"))
+			time.Sleep(time.Second)
+			for _, g := range []*shaper.Group[string]{newer, older} {
+				require.True(t, g.Allow("changes"))
+				require.EqualValues(t, 200_000, m.Level("changes").Rate.Micros, "5/s is in force")
 				time.Sleep(time.Second)
-				newer := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 5}, opts[1])
-				require.True(t, newer.Allow("stays"))
-				time.Sleep(time.Second)
-				require.True(t, older.Allow("stays"))
-				require.True(t, older.Allow("changes"))
-				time.Sleep(time.Second)
-				for _, g := range []*shaper.Group[string]{newer, older} {
-					require.True(t, g.Allow("changes"))
-					require.EqualValues(t, 200_000, m.Level("changes").Rate.Micros, "5/s is in force")
-					time.Sleep(time.Second)
-				}
-			})
+			}
 		})
 	}
 }

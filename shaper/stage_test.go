@@ -238,3 +238,9 @@ func (c *lateCancel) Err() error {
 	c.asked++
 	return c.err
 }
+
+// bubble runs a subtest in a bubble.
+func bubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}

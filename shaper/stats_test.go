@@ -337,25 +337,23 @@ func TestSpacingOfACombIsOne(t *testing.T) {
 		"a high rate":          {shaper.Limits{Rate: 1e6, Depth: 9}, []int{1, 1, 1}, 2},
 		"a low rate":           {shaper.Limits{Rate: 1. / 86400, Depth: 9}, []int{1, 1, 1}, 2},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				time.Sleep(12345 * time.Microsecond)
-				s := mustMake(t, tt.limits)
-				dry := must(shaper.New(tt.limits, shaper.WithDryRun()))
-				g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return tt.limits, nil }))
-				time.Sleep(678 * time.Microsecond)
-				for _, wait := range []func(context.Context, int) error{s.WaitN, dry.WaitN, g.Limiter("key").WaitN} {
-					enters(wait, tt.costs...)
-				}
-				time.Sleep(30 * 24 * time.Hour)
-				for name, h := range map[string]watch.Histograms{"Shaper": s.Histograms(), "dry run": dry.Histograms(), "Group": g.Histograms()} {
-					require.Equal(t, map[float64]uint64{atOne: tt.line}, spread(h.Spacing), name)
-					require.InDelta(t, float64(tt.line), h.Spacing.Sum(), 1e-4, name)
-					require.Equal(t, uint64(len(tt.costs)), h.Wait.Count(), name)
-					require.Equal(t, uint64(len(tt.costs))-tt.line, spread(h.Wait)[0], name)
-				}
-				require.InDelta(t, s.Stats().TotalWait.Seconds(), s.Histograms().Wait.Sum(), 1e-9)
-			})
+		bubble(t, name, func(t *testing.T) {
+			time.Sleep(12345 * time.Microsecond)
+			s := mustMake(t, tt.limits)
+			dry := must(shaper.New(tt.limits, shaper.WithDryRun()))
+			g := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return tt.limits, nil }))
+			time.Sleep(678 * time.Microsecond)
+			for _, wait := range []func(context.Context, int) error{s.WaitN, dry.WaitN, g.Limiter("key").WaitN} {
+				enters(wait, tt.costs...)
+			}
+			time.Sleep(30 * 24 * time.Hour)
+			for name, h := range map[string]watch.Histograms{"Shaper": s.Histograms(), "dry run": dry.Histograms(), "Group": g.Histograms()} {
+				require.Equal(t, map[float64]uint64{atOne: tt.line}, spread(h.Spacing), name)
+				require.InDelta(t, float64(tt.line), h.Spacing.Sum(), 1e-4, name)
+				require.Equal(t, uint64(len(tt.costs)), h.Wait.Count(), name)
+				require.Equal(t, uint64(len(tt.costs))-tt.line, spread(h.Wait)[0], name)
+			}
+			require.InDelta(t, s.Stats().TotalWait.Seconds(), s.Histograms().Wait.Sum(), 1e-9)
 		})
 	}
 }
