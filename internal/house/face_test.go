@@ -49,3 +49,18 @@ func TestEachGuaranteeHasFourLinesAtMost(t *testing.T) {
 		require.LessOrEqual(t, strings.Count(m[0], "\n"), 4, m[2])
 	}
 }
+
+// A page of the documents answers a question, and README and CHANGELOG are pages. At 71eb3d8 these were 34,700 words, 160
+// and 208 lines.
+func TestTheDocumentsStayShort(t *testing.T) {
+	words := 0
+	for _, document := range documents(t) {
+		if text := read(t, document); strings.HasPrefix(document, "../../docs/") {
+			words += len(strings.Fields(text))
+		}
+	}
+	t.Logf("%d words", words)
+	require.LessOrEqual(t, words, 24_000, "words in docs/*.md: say each thing once, where it belongs")
+	require.LessOrEqual(t, strings.Count(read(t, "../../README.md"), "\n"), 150, "lines of README.md")
+	require.LessOrEqual(t, strings.Count(read(t, "../../CHANGELOG.md"), "\n"), 60, "lines of CHANGELOG.md")
+}
