@@ -35,7 +35,7 @@ type roundTripper struct {
 func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	left := time.Now()
 	response, err := t.base.RoundTrip(r)
-	if o, ok := outcomeOf(r, response, err); ok {
+	if o, ok := OutcomeOf(r, response, err); ok {
 		t.controller.Observe(o, time.Since(left))
 	}
 	return response, err
@@ -51,8 +51,9 @@ func (t roundTripper) CloseIdleConnections() {
 // statusOverloaded is a status that net/http has no name for. APIs of language models answer with it.
 const statusOverloaded = 529
 
-// outcomeOf returns what a round trip says about the rate, and whether it says anything.
-func outcomeOf(r *http.Request, response *http.Response, err error) (o Outcome, ok bool) {
+// OutcomeOf returns what the answer to a request, or the error in its place, means to [Controller.RoundTripper]. ok is false
+// if it means nothing. It is for programs that see answers elsewhere, and call Observe.
+func OutcomeOf(r *http.Request, response *http.Response, err error) (o Outcome, ok bool) {
 	if err != nil || response == nil {
 		return Failed, !errors.Is(r.Context().Err(), context.Canceled)
 	}

@@ -31,6 +31,7 @@ import (
 //		fair         [<part>... | header <name>] {
 //			weight <part>... <number>
 //		}
+//		adapt        [min <rate>] [max <rate>] [start <rate>] [slow <duration>]
 //		quota        openai|anthropic|gemini|bedrock|openai-compatible {
 //			requests <number>
 //			tokens   <number>
@@ -153,6 +154,7 @@ var subdirectives = map[string]subdirective{
 	"dry_run":             flag(func(s *Shape) *bool { return &s.DryRun }),
 	"key":                 texts(func(s *Shape) *[]string { return &s.Key }),
 	"fair":                readFairLine,
+	"adapt":               readAdaptLine,
 	"quota":               readQuotaLine,
 	"depth":               number(func(s *Shape) *int { return &s.Depth }),
 	"wait":                duration(func(s *Shape) *caddy.Duration { return &s.Wait }),

@@ -9,12 +9,14 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/shaper"
 )
 
@@ -28,6 +30,7 @@ type call struct {
 	request *http.Request
 	outer   *call // of a handler in front of this one; nil: there is none
 	times   timeouts
+	finder  *atomic.Pointer[adapt.Controller] // of the handler's lines
 
 	isStranger bool // it has no token, where one is needed
 
@@ -52,7 +55,7 @@ func isPreflight(r *http.Request) bool {
 func (s *Shape) newCall(r *http.Request, next caddyhttp.Handler) *call {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	isStranger := s.authorize(r, repl) // It finds a part of the key.
-	c := &call{name: s.lines.name, key: s.keyOf(r, repl), cost: s.costOf(repl), next: next, request: r, isStranger: isStranger}
+	c := &call{name: s.lines.name, key: s.keyOf(r, repl), cost: s.costOf(repl), next: next, request: r, isStranger: isStranger, finder: &s.lines.finder}
 	if s.Skip != "" && isPreflight(r) {
 		c.cost = 0
 	}
@@ -69,7 +72,13 @@ func admit(w http.ResponseWriter, r *http.Request) {
 	c := callOf(r)
 	c.times.resume()
 	c.tell("")
-	c.err = c.next.ServeHTTP(w, r)
+	if a := c.finder.Load(); a != nil {
+		o := observing(a, w, r)
+		c.err = c.next.ServeHTTP(o, r)
+		o.end(c.err)
+	} else {
+		c.err = c.next.ServeHTTP(w, r)
+	}
 	c.returned = true
 }
 

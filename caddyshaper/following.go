@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/promshaper"
 	"example.com/leakybucket/shaper"
@@ -17,6 +18,8 @@ type shownLine struct {
 	lines *limiters
 	group *shaper.Group[string] // nil if it is one line for all keys
 	line  *shaper.Shaper        // nil if it is a group
+
+	finder *adapt.Controller // of the line's rate; nil: it does not adapt
 }
 
 // The ends of the names of the lines of candidates, and of the line of the site.
@@ -29,7 +32,7 @@ const (
 func shownLines() (all []shownLine) {
 	for _, l := range running() {
 		if line := l.fair.Load(); line != nil {
-			all = append(all, shownLine{name: l.name, lines: l, line: line})
+			all = append(all, shownLine{name: l.name, lines: l, line: line, finder: l.finder.Load()})
 			continue
 		}
 		all = append(all, shownLine{name: l.name, lines: l, group: l.live})
@@ -39,7 +42,7 @@ func shownLines() (all []shownLine) {
 			all = append(all, shownLine{name: l.name + candidateSource, lines: l, group: l.trial.Load()})
 		}
 		if site := l.site.Load(); site != nil {
-			all = append(all, shownLine{name: l.name + siteSource, lines: l, line: site})
+			all = append(all, shownLine{name: l.name + siteSource, lines: l, line: site, finder: l.finder.Load()})
 		}
 	}
 	names := map[string]bool{}
@@ -55,6 +58,8 @@ func (l shownLine) inspected() inspect.Source {
 	switch {
 	case l.group == nil && l.lines.ledger != nil:
 		return inspect.OfQuota(l.line, l.quotaTaken)
+	case l.finder != nil:
+		return inspect.OfAdaptive(l.line, l.finder)
 	case l.group == nil:
 		return inspect.Of(l.line)
 	}
@@ -71,7 +76,10 @@ func (l shownLine) where(key string) (rule, file string, line int) {
 
 // measured returns the line as metrics tell it.
 func (l shownLine) measured() promshaper.Source {
-	if l.group == nil {
+	switch {
+	case l.finder != nil:
+		return promshaper.OfAdaptive(l.line, l.finder)
+	case l.group == nil:
 		return promshaper.Of(l.line)
 	}
 	return promshaper.OfGroup(l.group)

@@ -3,6 +3,7 @@ package caddyshaper
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/llm/gateway"
 	"example.com/leakybucket/shaper"
@@ -42,6 +44,9 @@ type limiters struct {
 	replaced atomic.Pointer[[]*shaper.Shaper] // lines that were fair or site before, in which requests may still wait; nil: none
 
 	ledger *gateway.Ledger // of a gateway; nil: there is none
+
+	finder atomic.Pointer[adapt.Controller] // of the rate of fair or site; nil: it does not adapt
+	adapts adaptation                       // with finder; the lock guards it
 
 	says atomic.Pointer[entry] // the entry in force
 
@@ -102,7 +107,7 @@ func newLimiters(key poolKey, e *entry) (*limiters, error) {
 func (l *limiters) makeLines(e *entry) (err error) {
 	f := l.key.fixed
 	if f.fair {
-		return l.setFairLocked(e)
+		return errors.Join(l.setFairLocked(e), l.setAdaptLocked(e))
 	}
 	// A key is blocked by itself. The line of the site would be blocked for all.
 	opts := []shaper.GroupOption{shaper.WithMaxKeys(f.maxKeys), shaper.WithBlock(f.block)}
@@ -115,7 +120,7 @@ func (l *limiters) makeLines(e *entry) (err error) {
 	if l.live, err = shaper.NewGroup(l.limitsOf, opts...); err != nil {
 		return err
 	}
-	return l.setSiteLocked(e.settings.site)
+	return errors.Join(l.setSiteLocked(e.settings.site), l.setAdaptLocked(e))
 }
 
 // beginTrial makes the lines of the candidates, if settings have any and there are none yet.
@@ -271,6 +276,9 @@ func (l *limiters) applyLocked(e *entry) {
 	if err := l.setSiteLocked(e.settings.site); err != nil {
 		e.log.Error("the limits of the site stay as they were", "error", err)
 	}
+	if err := l.setAdaptLocked(e); err != nil {
+		e.log.Error("the rate does not adapt", "error", err)
+	}
 	if err := l.setStateLocked(e.settings.state); err != nil {
 		e.log.Error("the state file can't be used", "error", err)
 	}
@@ -286,7 +294,7 @@ func (l *limiters) rulesChanged(e *entry) {
 	}
 	was := l.fair.Load()
 	l.reloadKeys()
-	err := l.setFairLocked(e)
+	err := errors.Join(l.setFairLocked(e), l.setAdaptLocked(e))
 	isOther := l.fair.Load() != was
 	l.mu.Unlock()
 	if err != nil {
@@ -318,7 +326,14 @@ func (l *limiters) setLineLocked(at *ownLine, limits shaper.Limits, name, bucket
 	if old != nil && *said == limits {
 		return nil
 	}
-	if old != nil && old.SetLimits(limits) == nil {
+	keepsRate := old != nil && old == l.adapts.line && said.Rate == limits.Rate // The one that was found.
+	if old != nil && old.UpdateLimits(func(now shaper.Limits) shaper.Limits {
+		to := limits
+		if keepsRate {
+			to.Rate = now.Rate
+		}
+		return to
+	}) == nil {
 		at.says.Store(&limits)
 		return nil
 	}
@@ -440,6 +455,9 @@ func (l *limiters) Destruct() error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if a := l.finder.Swap(nil); a != nil {
+		a.Close()
+	}
 	_ = l.setStateLocked("")
 	if l.store != nil {
 		l.store.release()

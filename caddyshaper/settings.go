@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/shared"
@@ -33,6 +34,7 @@ type settings struct {
 	quota     quota          // without a provider: none
 	quotas    []quotaLimits  // of all lines of a handler
 	fair      Fair           // of a shape with fair queueing
+	adapt     *adapt.Config  // of its line for all requests; nil: the rate does not adapt
 	state     string         // absolute path; "": none
 }
 
@@ -59,13 +61,13 @@ func (s *Shape) settings() (set settings, err error) {
 	if !set.named {
 		set.name = defaultName
 	}
-	err = readAll(s, &set, readLimits, readFixed, readQuota, readFair, readStore, readAnswers, resolve)
+	err = readAll(s, &set, readLimits, readFixed, readQuota, readFair, readAdapt, readStore, readAnswers, resolve)
 	return set, err
 }
 
 // check returns the mistake in the fields, whatever the machine that they are for.
 func (s *Shape) check() error {
-	if err := readAll(s, new(settings), readLimits, readFixed, readQuota, readFair, readStore, readAnswers); err != nil {
+	if err := readAll(s, new(settings), readLimits, readFixed, readQuota, readFair, readAdapt, readStore, readAnswers); err != nil {
 		return err
 	}
 	if _, err := newCost(s.Cost, s.MaxCost); err != nil {

@@ -57,6 +57,9 @@ type Shape struct {
 	// the parts of the key itself; with Rules it is empty, and the files have them.
 	Fair *Fair `json:"fair,omitempty"`
 
+	// Adapt lets the rate of the line of Fair, or of the Site, follow what the upstream answers.
+	Adapt *Adapt `json:"adapt,omitempty"`
+
 	// Quota makes the handler a gateway to a provider of language models, in place of Limits. Calls of the
 	// keys of Fair, or of the owners of Teams' tokens, take turns.
 	Quota *Quota `json:"quota,omitempty"`
