@@ -40,6 +40,8 @@ import (
 //     [Shaper.Meters] for the others, a [Shaper.Hold] and a [Shaper.Snapshot] for all. [Shaper.Restore] leaves a
 //     level alone that the snapshot does not have.
 //
+// Hooks, refusals and recordings tell the cost at the level of the Limits.
+//
 // [New] returns an error if WithMeters is given together with [WithBucket], [WithDryRun] or [WithBlock], for more
 // than seven meters, and for a [Meter] that is invalid. [NewGroup] always does.
 func WithMeters(ms ...Meter) Option { return common{metersOption(slices.Clone(ms))} }

@@ -2,7 +2,7 @@
 // refusals, what it has counted.
 
 import { byId, fill, make, nameOf, setText } from "./dom.js";
-import { clock, count, duration, idle, percent, several } from "./format.js";
+import { clock, count, duration, idle, number, percent, rate, several } from "./format.js";
 import { get } from "./api.js";
 import { toPath } from "./url.js";
 
@@ -120,9 +120,9 @@ function adaptText({ rate, min, max, decreases, last_decrease: last, reason }) {
 }
 
 /** A level beside the one of the limits. */
-function meterText({ name, rate, burst, level, fill }) {
-  if (rate == null) return `${name}: lets all pass.`;
-  return `${name}: ${count(rate)} a second, burst ${count(burst)}; its level is ${count(level)}, ${percent(fill)} of the burst.`;
+function meterText({ name, rate: perSecond, burst, level, fill }) {
+  if (perSecond == null) return `${name}: lets all pass.`;
+  return `${name}: ${rate(perSecond)}, burst ${count(burst)}; its level is ${number(level)}, ${percent(fill)} of the burst.`;
 }
 
 const states = {

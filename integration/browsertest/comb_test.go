@@ -13,6 +13,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/internal/made"
@@ -273,6 +274,21 @@ func TestTurnsAreShownWhereThereAreSome(t *testing.T) {
 		await(p, "a second passes", `document.querySelector("#waits .words").textContent`, func(words string) bool { return words != "" })
 		require.False(t, eval[bool](p, `document.querySelector("#turns").checkVisibility()`))
 	}
+}
+
+// A bucket with several levels shows each of them beside its limits.
+func TestEachLevelIsShown(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "1/h burst 9", shaper.WithMeters(shaper.Meter{Name: "<b>input", Rate: 1.0 / 3600, Burst: 4000}, shaper.Meter{Name: "output", Rate: rate.Inf}))
+	_, err := u.ReserveEach(t.Context(), 1, 3000, 7)
+	require.NoError(t, err)
+	p := s.openPage(t, linkTo("source", "upstream"))
+	levels := await(p, "the levels are there", `[...document.querySelectorAll("#meters li")].map(item => item.innerText)`, func(levels []string) bool { return len(levels) == 2 })
+	require.Equal(t, "<b>input: 1/h, burst 4,000; its level is 3,000, 75 % of the burst.", levels[0])
+	require.Equal(t, "output: lets all pass.", levels[1])
+	p.harmless()
+	require.Empty(t, p.violations())
 }
 
 // While others take their turns, a long line drains at the share of its key alone.
