@@ -18,9 +18,14 @@
 // documents take by the provider's page, and the most output tokens that the request allows. A request that makes
 // no model run costs a request's share.
 //
+// # A level for each limit
+//
+// [Levels] keep each limit of a [Quota] as the provider counts it, by a Shaper with a level for each: one line, one decision. With
+// [Estimates] they reserve what calls are likely to take, and not what they ask for.
+//
 // # One bucket
 //
-// The limits of a [Quota] need one bucket only. Its units are millionths of a minute's
+// The limits of a [Quota] need one bucket only, as in the example. Its units are millionths of a minute's
 // quota, and a call costs the largest of its shares ([Quota.Cost]). So all limits are kept at once,
 // there is one line and one decision, and predictions are exact. The price is capacity that calls
 // of different shape could have used beside each other: docs/llm.md has the figures.
@@ -33,7 +38,7 @@
 // # Nothing is free
 //
 // A number of tokens that is missing, malformed, negative or too large never counts as 0. If a
-// response reports no usage, breaks off, or is closed before its end, the estimate stands. An
+// response reports no usage, or breaks off, the estimate stands; of a stream what was seen counts. An
 // estimate is at least a request's share.
 //
 // docs/llm.md leads from the provider's page to a client.

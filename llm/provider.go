@@ -222,8 +222,7 @@ var openAIFields = []limitFields{
 // [Quota]'s Requests, Input and Output. Cache reads do not count, for most models.
 //
 // Anthropic counts output as it is produced, whatever max_tokens is. So Estimate, which reserves
-// max_tokens, reserves too much until the call has ended. If answers are much shorter, replace
-// Estimate by a function whose Output is about the usual length of an answer.
+// max_tokens, reserves too much until the call has ended. If answers are much shorter, let [Estimates] learn how long they are.
 var Anthropic = Provider{
 	Estimate: func(r *http.Request) (Usage, error) {
 		input, a, err := asked(r, anthropicTariff)

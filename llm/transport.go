@@ -15,8 +15,8 @@ import (
 )
 
 // Transport returns a Transport that paces calls by s within q: each call reserves the estimate of p, and settles with
-// the usage that its response reports, a stream at its end. If a response reports none, or its body is closed before its
-// end, the estimate stands. At most 1 MiB of a JSON body, or of one event of a stream, is parsed, and at most 16 MiB of a
+// the usage that its response reports, a stream at its end. Of a stream that reports none, or whose body is closed before its
+// end, the text that was seen counts; otherwise the estimate stands. At most 1 MiB of a JSON body, or of one event of a stream, is parsed, and at most 16 MiB of a
 // body that is compressed; the bytes pass unchanged, however long they are.
 //
 // A call that is refused with 429 costs nothing. If no model has run, by the status of a response, what was reserved for the
@@ -25,7 +25,7 @@ import (
 // time. An event of a stream that is a refusal holds the line, too, if it names a time. The remaining amounts in a response go
 // to [shaper.Shaper.AtMost].
 //
-// The limits of s must be from [Quota.Limits]. The fields of the Transport may be changed before
+// The limits of s must be from [Quota.Limits]; for a level for each limit see [Levels.Transport]. The fields of the Transport may be changed before
 // it is used: Base, Retry, and Limiter, for example to a tenant's. The retries of a client library are
 // further requests, so set them to 0 if Retry is set.
 func Transport(s *shaper.Shaper, q Quota, p Provider) *shaper.Transport {
