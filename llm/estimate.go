@@ -178,11 +178,25 @@ func (e *Estimates) Estimate(team, model string, asked Usage) Usage {
 	if l == nil {
 		return Usage{Input: asked.Input, Output: min(usualOutput, asked.Output)}
 	}
-	estimate := Usage{Input: asked.Input, Output: min(max(1, ceil(l.output/l.calls)), asked.Output)}
+	estimate := Usage{Input: asked.Input, Output: min(usualOutput, asked.Output)}
+	if l.calls > 0 {
+		estimate.Output = min(max(1, ceil(l.output/l.calls)), asked.Output)
+	}
 	if l.asked > 0 {
 		estimate.Input = ceil(float64(asked.Input) * l.input / l.asked)
 	}
 	return estimate
+}
+
+// begun notes what a call of a model has taken of input, as its answer reports at the start. That counts until the first call of the
+// model has ended, which may take long: meanwhile each call would be taken to have none of its input in a cache.
+func (e *Estimates) begun(model string, asked, counted Usage) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.models.find(pair{model: model}) == nil {
+		l := e.models.of(pair{model: model})
+		l.input, l.asked = float64(sum(counted.Input, counted.CacheRead, counted.CacheWrite)), float64(asked.Input)
+	}
 }
 
 // Learn adds a call that has ended: what it asked for, what the provider counted, and the bytes of text in its answer, 0 if

@@ -108,6 +108,7 @@ type Call struct {
 	meter       *Meter
 	charged     int  // tokens of output beyond the estimate
 	abandoned   bool // its caller has left
+	told        bool // its input has been reported
 }
 
 // Call returns a new call of a team and a model, "" for unknown. The body of the request stays readable. For an error see
@@ -225,6 +226,12 @@ func (c *Call) Abandon() { c.abandoned = true }
 // end the call settles with the rest.
 func (c *Call) Charge(s *shaper.Shaper) {
 	by := c.levels.Provider.Counts
+	if e := c.levels.Estimates; e != nil && c.meter != nil && c.runsModel && !c.told {
+		if _, u, ok := c.meter.Seen(); ok && sum(u.Input, u.CacheRead, u.CacheWrite) > 0 {
+			c.told = true
+			e.begun(c.model, c.asked, c.levels.Provider.counted(u))
+		}
+	}
 	if c.meter == nil || !c.runsModel || c.estimate.Output == 0 || by != AsUsed && by != AtStart || c.chargesAsked() {
 		return
 	}

@@ -133,6 +133,21 @@ func TestLevelsAreAMirrorOfWhatProvidersCount(t *testing.T) {
 	}
 }
 
+// What the first answer reports of its input at its start counts for the calls that come before its end.
+func TestTheFirstAnswerTellsOfInputAtItsStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newLeveled(t, llm.Anthropic, llmtest.Anthropic, new(llm.Estimates), llmtest.Answer{Output: 400, CacheRead: 150, Took: time.Minute})
+		first := c.begin(t, true)
+		defer first.Close()
+		require.Equal(t, []int{1, 200, 1000}, c.levels())
+		_, err := io.ReadFull(first, make([]byte, 400)) // The event message_start is shorter.
+		require.NoError(t, err)
+		second := c.begin(t, true)
+		defer second.Close()
+		require.Equal(t, []int{2, 250, 2000}, c.levels())
+	})
+}
+
 // Output beyond the estimate is charged as it comes, and only once.
 func TestOutputBeyondTheEstimateIsChargedWhileItStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

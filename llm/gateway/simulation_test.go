@@ -409,7 +409,9 @@ func TestCallersUseTheWholeQuota(t *testing.T) {
 					require.Greater(t, now.used, 0.6*best.used, "the first estimates are of calls as they ask")
 					return
 				}
-				require.Equal(t, s.isRefused, before.refused >= 1)
+				if s.isRefused {
+					require.Greater(t, before.refused, 1.0, "else there is nothing to show")
+				}
 				require.GreaterOrEqual(t, now.used, s.least)
 				require.GreaterOrEqual(t, now.calls, s.ofStraight*before.calls)
 				if s.evenly {
