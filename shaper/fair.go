@@ -255,6 +255,11 @@ func (q *fairQueue) loadAhead(f *flow, v *view, now int64, r turn, without *wait
 		l.n, l.cost = q.aheadUpTo(r, without, most)
 		return l, l.cost <= most || l.n <= fair.Counted
 	}
+	if without != nil && without == q.head() {
+		next := q.walk()
+		next()
+		l.head = next() // The head is to be pushed out.
+	}
 	isAll = true
 	q.eachAhead(r, without, func(w *waiter) bool {
 		l = f.behind(l, w)

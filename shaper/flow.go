@@ -112,6 +112,7 @@ type load struct {
 	n    int32
 	cost int64
 	more *moreCosts // nil: nothing
+	head *waiter    // of further levels: who leaves first of them; nil: the head of the line
 }
 
 // behind returns the load of those behind a request in line, which is behind a load.

@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -231,7 +232,7 @@ func (m *meters) leavesBehind(l load, n int64, costs *moreCosts) int64 {
 	hold := m.f.bucket.coldOrNone().hold
 	leaves := hold.Ceil()
 	if l.n > 0 {
-		leaves = max(leaves, m.mayLeave(m.f.line.head))
+		leaves = max(leaves, m.mayLeave(cmp.Or(l.head, m.f.line.head)))
 	}
 	for level := range len(m.further) + 1 {
 		b := m.at(level)

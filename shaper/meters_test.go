@@ -559,3 +559,19 @@ func TestOneLevelTakesOneCost(t *testing.T) {
 		require.Zero(t, capped.Meters()[0].Level)
 	})
 }
+
+// The head has paid nothing yet, so it is the one to go. Whoever comes need not wait for it.
+func TestAHeadThatIsPushedOutIsNotAwaited(t *testing.T) {
+	playMetered(t, "1/s depth 2", []shaper.Meter{{Name: "bytes", Rate: 1}}, func(g *levelled) {
+		g.each("x", 5, 100)
+		g.each("c", 2, 0)
+		g.each("a", 0, 4) // at 100 s
+		g.at(5 * time.Second)
+		g.each("b", 2, 0) // Its tag is the one of a, who has twice as much to pay until then.
+		ctx, cancel := context.WithDeadline(context.Background(), g.start.Add(9*time.Second+1))
+		defer cancel()
+		g.calls("d", func() error { return g.For("d").WaitEach(ctx, 2, 0) })
+		g.at(time.Minute)
+		g.saw("0s x left", "5s c left", "5s a full, retry 2s", "7s b left", "9s d left")
+	}, shaper.WithFairQueue(nil))
+}
