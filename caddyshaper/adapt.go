@@ -112,6 +112,16 @@ type adaptation struct {
 	config adapt.Config
 }
 
+// adapts returns how the rate of the line for all requests adapts, by the Caddyfile or the file of rules; nil: it does not.
+func (e *entry) adapts() *adapt.Config {
+	if e.settings.adapt == nil && e.file != nil {
+		if a, ok := e.file.Rules().Adapt(); ok {
+			return &a.Config
+		}
+	}
+	return e.settings.adapt
+}
+
 // setAdaptLocked lets the rate of the line for all requests adapt as an entry says. If that is as before, the rate that was found
 // stays.
 func (l *limiters) setAdaptLocked(e *entry) error {
@@ -120,8 +130,8 @@ func (l *limiters) setAdaptLocked(e *entry) error {
 		line = l.fair.Load()
 	}
 	var want adaptation
-	if e.settings.adapt != nil && line != nil {
-		want = adaptation{line, *e.settings.adapt}
+	if c := e.adapts(); c != nil && line != nil {
+		want = adaptation{line, *c}
 	}
 	if want == l.adapts {
 		return nil

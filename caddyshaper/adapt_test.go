@@ -2,6 +2,8 @@ package caddyshaper_test
 
 import (
 	"net/http"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -99,4 +101,31 @@ func TestThePageSaysWhyTheRateWasLowered(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return strings.Contains(s.get("/shaper/api/v1/buckets/line%2Fsite/").body, `"adapt":null`)
 	}, enough, tick)
+}
+
+// A file of rules says how the rate of its line adapts. A change of it that leaves that and the rate as they are keeps the rate
+// that was found.
+func TestAFileSaysHowTheRateAdapts(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	changes := uint64(0)
+	change := func(limits, adapt, then string) {
+		t.Helper()
+		require.NoError(t, os.WriteFile(rules, []byte("default: "+limits+"\nfair: {by: client_ip}\n"+adapt), 0o600))
+		changes++
+		require.Eventually(t, func() bool {
+			r, _ := caddyshaper.RuleChanges("line")
+			return r == changes && caddyshaper.InForce("line", "") == then
+		}, enough, time.Millisecond)
+	}
+	require.NoError(t, os.WriteFile(rules, []byte("default: 70/s depth 99\nfair: {by: client_ip}\nadapt: {start: 100/s, max: 200/s}"), 0o600))
+	s := serve(t, "shape line {\n rules "+rules+"\n fair\n}"+proxied)
+	s.answersAs()
+	require.Equal(t, "100/s depth 99", caddyshaper.InForce("line", ""))
+	s.get("/429")
+	require.Equal(t, "90/s depth 99", caddyshaper.InForce("line", ""))
+	change("70/s depth 50", "adapt: {start: 100/s, max: 200/s}", "90/s depth 50")
+	change("70/s depth 50", "adapt: {min: 20/s, max: 200/s}", "20/s depth 50")
+	change("70/s depth 50", "", "70/s depth 50")
+	s.get("/429")
+	require.Equal(t, "70/s depth 50", caddyshaper.InForce("line", ""))
 }

@@ -83,7 +83,7 @@ func (l shownLine) says(key string) (text string, err error) {
 		return "", nil // The line has gone.
 	default:
 		limits = *l.at().says.Load()
-		if c := e.settings.adapt; c != nil && c.Max > 0 {
+		if c := e.adapts(); c != nil && c.Max > 0 {
 			limits.Rate = c.Max // An operator's change is one of the ceiling.
 		}
 	}

@@ -292,10 +292,10 @@ func (l *limiters) rulesChanged(e *entry) {
 		l.mu.Unlock()
 		return // The configuration is not in force, or no more.
 	}
-	was := l.fair.Load()
+	was, finder := l.fair.Load(), l.finder.Load()
 	l.reloadKeys()
 	err := errors.Join(l.setFairLocked(e), l.setAdaptLocked(e))
-	isOther := l.fair.Load() != was
+	isOther := l.fair.Load() != was || l.finder.Load() != finder
 	l.mu.Unlock()
 	if err != nil {
 		e.log.Error("the limits stay as they were", "error", err)

@@ -58,7 +58,11 @@
 //
 // Beside fair there are no rules but the default, which must be there and have no candidate; that
 // is judged when all layers have been read. Weights are those of whole keys. by is for the program, which makes
-// the keys. The fair of a later layer replaces that of an earlier one whole, and ~ takes it away.
+// the keys. Beside fair the rate may adapt (package adapt), within bounds of which each may be left out:
+//
+//	adapt: {min: 5/s, max: 200/s, start: 20/s, slow: 300ms}
+//
+// [Rules.Adapt] says them; the program makes the Controller. The fair or adapt of a later layer replaces that of an earlier one whole, and ~ takes it away.
 //
 // # What is refused
 //

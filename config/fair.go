@@ -113,7 +113,7 @@ func (f *File) accept(rules *Rules) error {
 		return Errors{{File: f.names[0], Message: `neither this file nor a later one says "fair", which the program needs (in Go, config.Open is for such a file)`}}
 	}
 	for i, s := range f.lines {
-		if err := s.SetLimits(rules.ofLine().Limits); err != nil {
+		if err := f.change(s, rules); err != nil {
 			for _, changed := range f.lines[:i] {
 				_ = changed.SetLimits(f.Rules().ofLine().Limits) // It had them before.
 			}
@@ -121,6 +121,19 @@ func (f *File) accept(rules *Rules) error {
 		}
 	}
 	return nil
+}
+
+// change gives a line the limits of changed rules. If its rate adapts, and the files have not changed it, the rate that was
+// found stays.
+func (f *File) change(s *shaper.Shaper, rules *Rules) error {
+	to := rules.ofLine().Limits
+	keepsRate := rules.adapt != nil && to.Rate == f.Rules().ofLine().Limits.Rate
+	return s.UpdateLimits(func(now shaper.Limits) shaper.Limits {
+		if keepsRate {
+			to.Rate = now.Rate
+		}
+		return to
+	})
 }
 
 // mistake returns a mistake that is the word fair.

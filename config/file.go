@@ -172,6 +172,9 @@ func (r *Rules) MarshalText() ([]byte, error) {
 	if r.fair != nil {
 		text.WriteString(r.fair.marshal())
 	}
+	if r.adapt != nil {
+		text.WriteString(r.adapt.marshal())
+	}
 	switch {
 	case len(rest) > 0:
 		text.WriteString("limits:\n")

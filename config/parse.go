@@ -248,7 +248,7 @@ func (p *parser) refuseReferences(n *yaml.Node, path ...string) {
 		rule, field = "default", strings.Join(path[1:], ".")
 	case len(path) > 1 && path[0] == "limits":
 		rule, field = ruleNamed(path[1]), strings.Join(path[2:], ".")
-	case len(path) > 0 && path[0] == "fair":
+	case len(path) > 0 && (path[0] == "fair" || path[0] == "adapt"):
 		field = strings.Join(path[:min(len(path), 2)], ".")
 	}
 	p.within(rule, field, func() { p.refuseReference(n) })
@@ -276,9 +276,9 @@ func (p *parser) refuseReference(n *yaml.Node) {
 	}
 }
 
-// top reads the root: "default", "limits" and "fair".
+// top reads the root: "default", "limits", "fair" and "adapt".
 func (p *parser) top(root *yaml.Node) {
-	names := []string{"default", "limits", "fair"}
+	names := []string{"default", "limits", "fair", "adapt"}
 	if root.Kind != yaml.MappingNode {
 		if root.Kind != yaml.AliasNode {
 			p.reportAt(root, `expected "default" and "limits"`)
@@ -294,8 +294,10 @@ func (p *parser) top(root *yaml.Node) {
 			p.rule("", key, value)
 		case "limits":
 			p.rules(value, key)
-		default:
+		case "fair":
 			p.fair(key, value)
+		default:
+			p.adapts(key, value)
 		}
 	})
 }

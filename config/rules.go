@@ -50,7 +50,8 @@ type Rules struct {
 	edges   map[edge]node
 	longest int // longest part of a rule's key, in bytes: a longer part matches nothing
 
-	fair *fairness // nil: the files say nothing of it
+	fair  *fairness // nil: the files say nothing of it
+	adapt *Adapt    // the same
 }
 
 // none is the index of no rule.
@@ -198,18 +199,24 @@ type layer struct {
 	gone   []string // keys
 	fair   *fairness
 	unfair bool // fair of earlier layers is taken away
+
+	adapt   *Adapt
+	unadapt bool // adapt of earlier layers is taken away
 }
 
 // merged returns the rules of several layers, or the mistakes in what they say together. A rule of
-// a later layer replaces that of an earlier one whole, and so does fair.
+// a later layer replaces that of an earlier one whole, and so do fair and adapt.
 func merged(layers []layer) (*Rules, error) {
 	rules := newRules(mergedRules(layers))
 	for _, l := range layers {
 		if l.fair != nil || l.unfair {
 			rules.fair = l.fair
 		}
+		if l.adapt != nil || l.unadapt {
+			rules.adapt = l.adapt
+		}
 	}
-	if mistakes := rules.checkFair(); mistakes != nil {
+	if mistakes := append(rules.checkFair(), rules.checkAdapt()...); mistakes != nil {
 		return nil, mistakes
 	}
 	return rules, nil

@@ -55,6 +55,9 @@ var beyondSchema = []struct{ why, message, example string }{
 	{"the schema sees one file, and another may take rules away", `the default \(f:\d+\) has a candidate; .*|the rule .* \(f:\d+\) gives keys a rate of their own, .*`, "default: {rate: 1/s, candidate: 2/s}\nlimits: {a: 1/s}\nfair: {by: host}"},
 	{"a pattern does not count the parts of another text", `a key of \S+ parts?, but each key has \S+ parts?, which "by" says`, "default: 1/s\nfair: {by: host route, weights: {a: 2, a/b/c: 2}}"},
 	{"of a null the schema does not see whether it is written", `says nothing: write what makes the key of a request, as in .*`, "fair:"},
+	{"the schema sees one file, and fair may stand in another", `stands beside fair, as there is no line for all keys otherwise whose rate could adapt`, "default: 1/s\nadapt: {}"},
+	{"a pattern cannot compare numbers", `can't be: .*`, "default: 5/s\nfair: {by: host}\nadapt: {min: 6/s}"},
+	{"of a null the schema does not see whether it is written", `says nothing: write bounds, as in .*`, "default: 1/s\nfair: {by: host}\nadapt:"},
 	{"the schema does not see the size", `the file is larger than \d+ bytes`, "default: 1/s\n#" + strings.Repeat("x", 1<<20)},
 }
 
@@ -307,6 +310,26 @@ func (g generator) file() string {
 	if g.IntN(4) == 0 {
 		fields = append(fields, g.mostly([]string{"fair"}, "fare", "Fair", "unfair")+": "+g.mostly([]string{g.fair(), g.fair(), "~"}, "", "host", "[]", "true"))
 	}
+	if g.IntN(4) == 0 {
+		fields = append(fields, g.mostly([]string{"adapt"}, "adopt", "Adapt")+": "+g.mostly([]string{g.adapt(), g.adapt(), "~", "{}"}, "", "5/s", "[]", "true"))
+	}
+	return "{" + strings.Join(fields, ", ") + "}"
+}
+
+// adapt returns what stands behind the word adapt.
+func (g generator) adapt() string {
+	var fields []string
+	for _, name := range []string{"min", "max", "start", "slow"} {
+		if g.IntN(2) == 0 {
+			continue
+		}
+		right := []string{"5/s", "1 per 2s", "0.5/min"}
+		if name == "slow" {
+			right = []string{"300ms", "1.5s", "0s"}
+		}
+		fields = append(fields, g.mostly([]string{name}, "least", "mix", "Max")+": "+g.mostly(right, "inf", "100 in 1min", "5/s burst 2", "5", "~", "", "x", "[1]", "0/s", "-1/s"))
+	}
+	g.Shuffle(len(fields), func(i, j int) { fields[i], fields[j] = fields[j], fields[i] })
 	return "{" + strings.Join(fields, ", ") + "}"
 }
 

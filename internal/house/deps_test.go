@@ -134,7 +134,7 @@ const importPolicy = `
 const nestedPolicy = `
 	# Rules in a file: what reads YAML with lines and columns, and what notices that a
 	# file has changed. Its command says in words what limits mean.
-	config: std shaper internal/limitwords golang.org/x/time/rate go.yaml.in/yaml/v4
+	config: std adapt shaper internal/limitwords golang.org/x/time/rate go.yaml.in/yaml/v4
 
 	# The schema of the file is compared with the reader, by what editors do with it.
 	config tests: github.com/santhosh-tekuri/jsonschema/v6

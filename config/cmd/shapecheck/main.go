@@ -38,6 +38,7 @@
 //	keys      key, rule (as above; null: none), if there are KEYs; then rules is empty;
 //	          weight, if there is fair
 //	fair      by, file, line, weights (key, weight, line); null: the files say nothing of it
+//	adapt     bounds (as text), file, line; null: the same
 //
 // A line is 0 where no line is meant. The codes are:
 //

@@ -252,7 +252,8 @@ func TestJSON(t *testing.T) {
 				"candidate": {"limits": "inf depth 0", "words": ["every request leaves at once; none waits and none is refused"]}}
 		],
 		"keys": [],
-		"fair": null
+		"fair": null,
+		"adapt": null
 	}`, "FILE", string(quoted)), out)
 
 	status, out, _ = shapecheck(t, "", "-json", path, "--", "api/<1>")
@@ -322,6 +323,17 @@ fair: by header X-Team  (-:2)
 	require.NoError(t, json.Unmarshal([]byte(out), &r))
 	require.Equal(t, &fair{"header X-Team", "-", 2, []weight{{"gold", 4, 4}}}, r.Fair)
 	require.Equal(t, 1, r.Keys[0].Weight)
+
+	status, out, problems = shapecheck(t, text+"adapt: {min: 1/s, slow: 300ms}\n", "-")
+	require.Equal(t, exitOK, status)
+	require.Empty(t, problems)
+	require.Contains(t, out, "    all other keys have the weight 1\n\nadapt: min 1/s slow 300ms  (-:5)\n    the rate follows what the upstream answers, within these bounds\n")
+	_, out, _ = shapecheck(t, text+"adapt: {}\n", "-json", "-")
+	require.NoError(t, json.Unmarshal([]byte(out), &r))
+	require.Equal(t, &adapts{"", "-", 5}, r.Adapt)
+	status, _, problems = shapecheck(t, text+"adapt: {min: 6/s}\n", "-")
+	require.Equal(t, exitFailed, status)
+	require.Equal(t, "-:5:1: adapt: can't be: Config.Min is 6, must be at most Max, which is 5\n", problems)
 
 	// What a file lacks may stand in another that could not be read.
 	status, _, problems = shapecheck(t, "fair: {by: host}", "missing.yaml", "-", "--")

@@ -27,6 +27,7 @@ type report struct {
 	Rules    []rule          `json:"rules"`
 	Keys     []lookup        `json:"keys"`
 	Fair     *fair           `json:"fair"`
+	Adapt    *adapts         `json:"adapt"`
 
 	noDefault bool
 }
@@ -64,6 +65,30 @@ type fair struct {
 	File    string   `json:"file"`
 	Line    int      `json:"line"`
 	Weights []weight `json:"weights"`
+}
+
+// An adapts is what the files say of a rate that adapts.
+type adapts struct {
+	Bounds string `json:"bounds"` // as text
+	File   string `json:"file"`
+	Line   int    `json:"line"`
+}
+
+// newAdapts returns what the rules say of a rate that adapts as it is printed; nil if they say nothing.
+func newAdapts(rules *config.Rules) *adapts {
+	a, ok := rules.Adapt()
+	if !ok {
+		return nil
+	}
+	return &adapts{a.String(), a.File, a.Line}
+}
+
+// paragraph returns the lines about a rate that adapts.
+func (a *adapts) paragraph() []string {
+	return []string{
+		strings.TrimSpace("adapt: "+a.Bounds) + "  (" + a.File + ":" + strconv.Itoa(a.Line) + ")",
+		"    the rate follows what the upstream answers, within these bounds",
+	}
 }
 
 // A weight is the weight of a key.
@@ -122,7 +147,7 @@ func check(a arguments, stdin io.Reader) (r report) {
 	if r.Errors = append(r.Errors, inOrder(append(mistakes, all...), a.files)...); len(mistakes) > 0 || err != nil {
 		return r
 	}
-	r.Fair = newFair(rules)
+	r.Fair, r.Adapt = newFair(rules), newAdapts(rules)
 	_, hasDefault := rules.Explain("")
 	r.noDefault = !hasDefault
 
@@ -291,6 +316,9 @@ func printText(out, problems io.Writer, r report) error {
 	}
 	if r.Fair != nil && len(r.Rules) > 0 {
 		paragraphs = append(paragraphs, r.Fair.paragraph())
+		if r.Adapt != nil {
+			paragraphs = append(paragraphs, r.Adapt.paragraph())
+		}
 	}
 	for _, one := range r.Keys {
 		if one.Rule == nil {
