@@ -9,7 +9,7 @@
 //	...
 //	client := &http.Client{Transport: &shaper.Transport{Limiter: s, Base: a.RoundTripper(nil)}}
 //
-// Each numbered sentence is a promise, and a test of the same number holds it.
+// Each numbered sentence is a promise; ARCHITECTURE.md names the test that holds it.
 //
 //  1. One event lowers the rate once: a decrease needs a call that left after the decrease before.
 //  2. A refusal lowers at once. A slow or failed answer lowers only if at least half of the last ten answers
