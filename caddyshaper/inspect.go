@@ -19,7 +19,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/gateway"
+	"example.com/leakybucket/shaper"
 )
 
 func init() {
@@ -400,18 +402,25 @@ func (l shownLine) quotaTaken(teams int) inspect.Quota {
 		Others: teamShown(st.Others), LongestWait: st.LongestWait,
 		Refused: st.Refused, Refusals: st.Refusals, Forfeited: st.Forfeited, Hint: st.Hint,
 	}
+	first := l.line.Stats()
+	levels := map[string]shaper.MeterStats{string(llm.Requests): {Meter: shaper.Meter{Burst: first.Limits.Burst}, Level: first.Level, Reserved: first.Reserved}}
+	for _, m := range l.line.Meters() {
+		levels[m.Name] = m
+	}
 	for _, part := range []struct {
-		name  string
+		kind  llm.Kind
 		used  uint64
 		limit int
 	}{
-		{"requests", st.Minute.Requests, st.Quota.Requests},
-		{"tokens", st.Minute.Tokens, st.Quota.Tokens},
-		{"input tokens", st.Minute.Input, st.Quota.Input},
-		{"output tokens", st.Minute.Output, st.Quota.Output},
+		{llm.Requests, st.Minute.Requests, st.Quota.Requests},
+		{llm.Tokens, st.Minute.Tokens, st.Quota.Tokens},
+		{llm.Input, st.Minute.Input, st.Quota.Input},
+		{llm.Output, st.Minute.Output, st.Quota.Output},
 	} {
 		if part.limit > 0 {
-			shown.Parts = append(shown.Parts, inspect.QuotaPart{Name: part.name, Used: part.used, Limit: uint64(part.limit)})
+			m := levels[string(part.kind)]
+			most := float64(max(m.Burst, 1))
+			shown.Parts = append(shown.Parts, inspect.QuotaPart{Name: kindWords(part.kind), Used: part.used, Limit: uint64(part.limit), Level: m.Level / most, Reserved: float64(m.Reserved) / most})
 		}
 	}
 	for _, team := range st.Teams {
@@ -419,6 +428,9 @@ func (l shownLine) quotaTaken(teams int) inspect.Quota {
 	}
 	return shown
 }
+
+// kindWords returns a kind of limit as people say it.
+func kindWords(k llm.Kind) string { return strings.ReplaceAll(string(k), "-", " ") }
 
 func teamShown(t gateway.TeamStatus) inspect.QuotaTeam {
 	return inspect.QuotaTeam{

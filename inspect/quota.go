@@ -25,8 +25,8 @@ type Quota struct {
 	Provider string      // whose quota it is, such as "openai"
 	Parts    []QuotaPart // such as requests and tokens; at most eight are shown
 
-	// Level, Reserved and Capacity are of the bucket, in one unit: Level of Capacity is taken, and
-	// Reserved of Level by requests that have not ended.
+	// Level, Reserved and Capacity are of the bucket, or of the highest of its levels, in one unit: Level of Capacity
+	// is taken, and Reserved of Level by requests that have not ended.
 	Level, Reserved, Capacity float64
 
 	Teams  []QuotaTeam // the ones to be shown first
@@ -35,14 +35,15 @@ type Quota struct {
 	LongestWait time.Duration // of the last hour
 	Refused     uint64        // requests that were refused
 	Refusals    uint64        // by the provider; there should be none
-	Forfeited   uint64        // units of the Shaper that were given back too late
+	Forfeited   uint64        // tokens, or units of the Shaper, that were given back too late
 	Hint        string        // advice for when Forfeited grows; "" if there is none
 }
 
 // A QuotaPart is a part of a quota: so much may be taken in a minute, and so much was.
 type QuotaPart struct {
-	Name        string // such as "tokens"
-	Used, Limit uint64 // in the last minute, and in each
+	Name            string  // such as "tokens"
+	Used, Limit     uint64  // in the last minute, and in each
+	Level, Reserved float64 // its level now, and what of it requests have reserved that have not ended: shares of what may leave at once
 }
 
 // A QuotaTeam is a team's usage of a quota.
@@ -104,6 +105,9 @@ type partView struct {
 	Used  uint64  `json:"used"`
 	Limit uint64  `json:"limit"`
 	Share float64 `json:"share"` // may be above 1
+
+	Level    float64 `json:"level"` // these two are shares of what may leave at once
+	Reserved float64 `json:"reserved"`
 }
 
 // A quotaTeam is a [QuotaTeam] in the form of the API.
@@ -154,7 +158,7 @@ func newQuotaView(from Quota, at time.Time, teams int) *quotaView {
 	most := 0.0
 	for _, part := range from.Parts[:min(len(from.Parts), quotaParts)] {
 		share := shareOf(float64(part.Used), float64(part.Limit))
-		v.Parts = append(v.Parts, partView{*keyText(part.Name), part.Used, part.Limit, share})
+		v.Parts = append(v.Parts, partView{*keyText(part.Name), part.Used, part.Limit, share, shareOf(part.Level, 1), shareOf(part.Reserved, 1)})
 		if share > most {
 			most, v.Scarcest = share, keyText(part.Name)
 		}

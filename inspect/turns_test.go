@@ -238,7 +238,7 @@ type quota = inspect.View
 func sample() inspect.Quota {
 	return inspect.Quota{
 		Provider: "openai",
-		Parts:    []inspect.QuotaPart{{Name: "requests", Used: 100, Limit: 500}, {Name: "tokens", Used: 67_500, Limit: 90_000}},
+		Parts:    []inspect.QuotaPart{{Name: "requests", Used: 100, Limit: 500}, {Name: "tokens", Used: 67_500, Limit: 90_000, Level: 0.8, Reserved: 0.2}},
 		Level:    0.4, Reserved: 0.1, Capacity: 0.5,
 		Teams: []inspect.QuotaTeam{
 			{Team: "gold", Weight: 4, Waiting: 3, MinuteRequests: 70, MinuteTokens: 50_000, HourRequests: 700, HourTokens: 500_000, LongestWait: 1500 * time.Millisecond},
@@ -268,6 +268,9 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 		require.Equal(t, 0.2, got.Parts[0].Share)
 		require.Equal(t, 0.75, got.Parts[1].Share)
 		require.Equal(t, "tokens", *got.Scarcest)
+		require.Zero(t, got.Parts[0].Level)
+		require.Equal(t, 0.8, got.Parts[1].Level)
+		require.Equal(t, 0.2, got.Parts[1].Reserved)
 		require.Equal(t, 0.8, got.Level)
 		require.Equal(t, 0.2, got.Reserved)
 		require.Len(t, got.Teams, 1, "no more than were asked for")

@@ -193,11 +193,12 @@ function showDetail(data) {
   charts.weighed = bucket?.weighed ?? false;
   turns.show(data.turns ?? null, bucket);
   quota.show(data.quota ?? null);
-  if (isBucket()) detail.refresh(bucket != null);
+  document.body.classList.toggle("of-a-quota", bucket?.quota != null); // What each call costs of it is not one number.
+  if (isBucket()) detail.refresh(bucket != null, bucket?.quota != null);
   const { histograms } = data;
   if (!histograms) return;
   const scope = histograms.of === "source" && selected.id != null ? ` of all keys of ${selected.source}` : "";
-  spacing.show(histograms.spacing ?? [], scope, isShared(selected.source));
+  spacing.show(histograms.spacing ?? [], scope, isShared(selected.source), bucket?.quota != null);
   waits.show(histograms.wait ?? [], { p50: histograms.wait_p50_s, p95: histograms.wait_p95_s, p99: histograms.wait_p99_s }, scope);
 }
 

@@ -48,7 +48,8 @@ export class Detail {
   }
 
   /** Reads the bucket anew unless that was done just now. The stream says whether there is one. */
-  async refresh(exists) {
+  async refresh(exists, ofQuota) {
+    this.ofQuota = ofQuota;
     if (!exists) return this.fail(gone);
     if (!this.path || this.request || performance.now() - this.latest < every) return;
     const request = new AbortController();
@@ -80,7 +81,7 @@ export class Detail {
     byId("detail").classList.remove("gone", "unread", "loading");
     setText(byId("limits-text"), bucket.limits);
     fill(byId("limits-words"), words.map((text) => make("li", { text })));
-    fill(byId("meters"), meters.map((meter) => make("li", { text: meterText(meter) })));
+    fill(byId("meters"), meters.map((meter) => make("li", { text: meterText(meter, this.ofQuota) })));
     const { override } = bucket;
     setText(byId("override"), override ? `Set at ${clock(override.from)} by ${override.who}, until ${clock(override.until)}; before: ${override.before}.${override.error ? ` It could not be ended: ${override.error}.` : ""}` : "");
     byId("override").hidden = !override;
@@ -120,8 +121,10 @@ function adaptText({ rate, min, max, decreases, last_decrease: last, reason }) {
 }
 
 /** A level beside the one of the limits. */
-function meterText({ name, rate: perSecond, burst, level, fill }) {
-  if (perSecond == null) return `${name}: lets all pass.`;
+function meterText({ name, rate: perSecond, burst, level, fill }, ofQuota) {
+  const words = ofQuota ? name.replaceAll("-", " ") : name;
+  if (perSecond == null) return `${words}: lets all pass.`;
+  if (ofQuota) return `${count(Math.round(perSecond * 60))} ${words} a minute, ${count(burst)} of them at once; ${percent(fill)} of that is taken`;
   return `${name}: ${rate(perSecond)}, burst ${count(burst)}; its level is ${number(level)}, ${percent(fill)} of the burst.`;
 }
 

@@ -95,13 +95,14 @@ export class SpacingHistogram extends Histogram {
     this.figure = place;
   }
 
-  /** shared: the level is in a shared bucket, so the departures of this process alone have no spacing. */
-  show(raw, scope, shared) {
+  /** shared: the level is in a shared bucket, so the departures of this process alone have no spacing. ofQuota: several levels decide, so there is none either. */
+  show(raw, scope, shared, ofQuota) {
     const values = middles(raw);
     const total = sum(values);
     this.draw(values, (from, to) => from < 1 && to > 1);
     this.figure.classList.toggle("empty", total === 0);
-    let text = shared ? "Not counted: the level is in a shared bucket, and requests of other processes leave in between." : "Nobody left a line in the last 60 s.";
+    let text = shared ? "Not counted: the level is in a shared bucket, and requests of other processes leave in between." :
+      ofQuota ? "Not counted: a call leaves when all limits of the quota have room for what it takes, so there is no even comb." : "Nobody left a line in the last 60 s.";
     if (total > 0) {
       const even = between(values, 0.99, 1.01); // the one bucket that has 1 in its middle reaches 4.4 % to both sides
       const closer = between(values, 0, 0.99);

@@ -18,7 +18,7 @@ export class Quota {
     if (!quota) return;
     setText(byId("quota-title"), `The quota of ${quota.provider || "the provider"}`);
     setText(byId("quota-words"), words(quota));
-    fill(byId("quota-parts"), [...quota.parts.map((part) => partOf(part, part.name === quota.scarcest)), bucketOf(quota)]);
+    fill(byId("quota-parts"), quota.parts.map((part) => partOf(part, part.name === quota.scarcest)));
     fill(byId("quota-figures"), figures(quota));
     setText(byId("quota-hint"), quota.hint ?? "");
     const rows = quota.teams.map((team) => this.row(team, quota));
@@ -51,22 +51,17 @@ function words({ parts, scarcest }) {
   return `${parts.length > 1 ? `The scarcest is ${part.name}: ` : ""}the last minute took ${percent(part.share)} of what a minute may.`;
 }
 
-function partOf({ name, used, limit, share }, scarcest) {
+function partOf({ name, used, limit, share, level, reserved }, scarcest) {
+  const held = Math.min(reserved, level);
   return make("li", { class: scarcest ? "scarcest" : "" },
     make("span", { class: "label", text: `${name} a minute` }), make("b", { text: percent(share) }),
-    scale(share, 0), make("span", { class: "note", text: `${count(used)} of ${count(limit)}${scarcest ? " – the scarcest" : ""}` }));
-}
-
-function bucketOf({ level, reserved }) {
-  const held = Math.min(reserved, level);
-  return make("li", { class: "bucket" },
-    make("span", { class: "label", text: "the bucket" }), make("b", { text: percent(level) }),
-    scale(level, held), make("span", { class: "note", text: held > 0 ? `of it ${percent(held)} is reserved by calls that have not ended` : "nothing is reserved" }));
+    scale(share, 0, "used"), make("span", { class: "note", text: `${count(used)} of ${count(limit)}${scarcest ? " – the scarcest" : ""}` }),
+    scale(level, held, "level"), make("span", { class: "note", text: `${percent(level)} of what may leave at once is taken${held > 0 ? `, ${percent(held)} by calls that have not ended` : ""}` }));
 }
 
 /** A bar of a share, whose right end is hatched as far as it is only reserved. */
-function scale(share, reserved) {
-  const shape = svg("svg", { class: "scale", "aria-hidden": "true" });
+function scale(share, reserved, kind) {
+  const shape = svg("svg", { class: `scale ${kind}`, "aria-hidden": "true" });
   const full = Math.min(share, 1);
   const sure = Math.max(full - reserved, 0);
   shape.append(svg("rect", { class: "taken", width: `${(100 * sure).toFixed(1)}%`, height: "100%" }),
@@ -80,6 +75,6 @@ function figures(quota) {
     ["longest wait of the last hour", quota.longest_wait_s > 0 ? duration(quota.longest_wait_s) : "nobody waited", ""],
     ["refused by the gateway", count(quota.refused), ""],
     ["429 of the provider", refusals === 0 ? "0, as it should be" : several(refusals, "time"), refusals > 0 ? "alarm" : ""],
-    ["forfeited", count(quota.forfeited), quota.hint ? "alarm" : ""],
+    ["tokens that came back too late for others", count(quota.forfeited), quota.hint ? "alarm" : ""],
   ].map(([name, value, kind]) => make("div", {}, make("dt", { text: name }), make("dd", { text: value, class: kind })));
 }

@@ -22,8 +22,8 @@ export class Tiles {
     const point = this.history.last;
     for (const tile of this.tiles) {
       const counted = point && !(tile.dataset.tile === "in_flight" && withoutCap(bucket));
-      const isShare = counted && tile.dataset.tile === "level" && bucket?.quota && bucket.burst > 0; // Its units mean nothing to people.
-      const text = isShare ? percent((point.level ?? 0) / bucket.burst) : counted ? figure(point[tile.dataset.tile]) : "–";
+      const isShare = counted && tile.dataset.tile === "level" && bucket?.quota; // of the highest of its levels
+      const text = isShare ? percent(bucket.quota.level) : counted ? figure(point[tile.dataset.tile]) : "–";
       setText(part(tile, "number"), text);
       tile.classList.toggle("long", text.length > 6);
       setText(part(tile, "note"), point ? note(tile.dataset.tile, point, bucket, whole, this.history) : "");
@@ -70,11 +70,18 @@ function note(tile, point, bucket, whole, history) {
       if (whole) return "in all lines";
       return point.depth == null ? "" : point.depth === 0 ? "none may wait" : `of ${number(point.depth)} places`;
     case "level":
-      return whole ? "each has its own" : bucket?.quota ? "of the bucket" : bucket ? `of a burst of ${number(bucket.burst)}` : "";
+      return whole ? "each has its own" : bucket?.quota ? highest(bucket.quota) : bucket ? `of a burst of ${number(bucket.burst)}` : "";
     default:
       if (whole) return point.in_flight == null ? "not counted" : "where there is a cap";
       return !bucket ? "" : withoutCap(bucket) ? "no cap" : `of at most ${number(bucket.in_flight_max)}`;
   }
+}
+
+/** The limit of a quota of which most is taken just now. */
+function highest({ parts }) {
+  if (parts.length < 2) return "of what may leave at once";
+  const { name } = parts.reduce((most, part) => (part.level > most.level ? part : most));
+  return `of the ${name} that may leave at once`;
 }
 
 /** Whether a bucket lets any number of requests be in flight, which are not counted then. */

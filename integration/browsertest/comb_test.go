@@ -337,7 +337,7 @@ func gateway(t *testing.T) *scene {
 	s.inspector.Add("openai", inspect.OfQuota(u, func(int) inspect.Quota {
 		return inspect.Quota{
 			Provider: "openai",
-			Parts:    []inspect.QuotaPart{{Name: "requests", Used: 212, Limit: 500}, {Name: "tokens", Used: 83_700, Limit: 90_000}},
+			Parts:    []inspect.QuotaPart{{Name: "requests", Used: 212, Limit: 500, Level: 0.1}, {Name: "tokens", Used: 83_700, Limit: 90_000, Level: 0.82, Reserved: 0.28}},
 			Level:    0.41, Reserved: 0.14, Capacity: 0.5,
 			Teams: []inspect.QuotaTeam{
 				{Team: "gold", Weight: 4, Waiting: 21, MinuteRequests: 60, HourRequests: 3300, MinuteTokens: 33_480, HourTokens: 1_900_000, LongestWait: 2300 * time.Millisecond},
@@ -369,8 +369,8 @@ func TestAQuotaIsShownWithItsTeams(t *testing.T) {
 	require.Equal(t, "The scarcest is tokens: the last minute took 93 % of what a minute may.", eval[string](p, text("#quota-words")))
 	require.Contains(t, eval[string](p, text("#quota-parts")), "212 of 500")
 	require.Contains(t, eval[string](p, text("#quota-parts .scarcest")), "83,700 of 90,000")
-	require.Contains(t, eval[string](p, text("#quota-parts .bucket")), "82 %")
-	require.Equal(t, []float64{54, 28}, eval[[]float64](p, `[...document.querySelectorAll("#quota-parts .bucket rect")].map(r => parseFloat(r.getAttribute("width")))`),
+	require.Contains(t, eval[string](p, text("#quota-parts .scarcest")), "82 % of what may leave at once is taken, 28 % by calls")
+	require.Equal(t, []float64{54, 28}, eval[[]float64](p, `[...document.querySelectorAll("#quota-parts .scarcest .level rect")].map(r => parseFloat(r.getAttribute("width")))`),
 		"what is reserved is hatched")
 	require.Contains(t, eval[string](p, text("#quota-figures")), "0, as it should be")
 	require.Contains(t, eval[string](p, text("#quota-hint")), "larger burst")
@@ -382,7 +382,9 @@ func TestAQuotaIsShownWithItsTeams(t *testing.T) {
 	require.NotContains(t, story, "one every")
 	require.NotContains(t, eval[string](p, text("#tiles")), "drain rate")
 	require.Equal(t, "Calls come as they like, and leave as the quota allows.", eval[string](p, text("#pace")))
-	p.shows("the level is a share", `[data-tile="level"]`, "%")
+	p.shows("the level is the highest, as a share", `[data-tile="level"]`, "of the tokens that may leave at once")
+	p.awaitTrue("no cost is told in units", `!document.querySelector("#turns-table .cost").checkVisibility()`)
+	p.shows("an even comb is not looked for", "#spacing", "Not counted: a call leaves when all limits")
 	p.awaitTrue("no drain rate is beside requests", `!document.querySelector('.legend [data-series="rate"]').checkVisibility()`)
 	p.harmless()
 	p.readableByAll("quota")
