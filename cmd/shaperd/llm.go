@@ -433,7 +433,7 @@ func (o *llmOptions) caddyfile() string {
 	site(o.listen)
 	line(1, "shape_healthy /-/healthy")
 	line(1, "shape_ready /-/ready")
-	line(1, "shape {")
+	line(1, "shape %s {", o.provider)
 	line(2, "quota %s {", o.provider)
 	limits := func(depth int, q llm.Quota) {
 		number(depth, "requests", q.Requests)

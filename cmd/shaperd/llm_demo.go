@@ -83,10 +83,10 @@ func demoLLM(f caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	for _, team := range demoTeams {
-		for range cmp.Or(demoAtOnce[team], 1) {
+		for i := range cmp.Or(demoAtOnce[team], len(o.models), 1) {
 			go func() {
 				time.Sleep(rand.N(demoStart))
-				callForever(team, "http://"+o.listen, dialect)
+				callForever(team, o.demoModel(i), "http://"+o.listen, dialect)
 			}()
 		}
 	}
@@ -108,7 +108,7 @@ func setDemoFlags(f caddycmd.Flags) error {
 			set[address] = "127.0.0.1:" + freePort(port)
 		}
 	}
-	if !f.Changed("requests") && !f.Changed("tokens") && !f.Changed("input") && !f.Changed("output") {
+	if !f.Changed("requests") && !f.Changed("tokens") && !f.Changed("input") && !f.Changed("output") && !f.Changed("quota") {
 		quota := demoQuota[f.String("provider")]
 		if quota == nil {
 			quota = demoQuota[""]
@@ -131,10 +131,18 @@ func demoAnswer(c llmtest.Call) llmtest.Answer {
 	return llmtest.Answer{Output: output, First: 300 * time.Millisecond, Took: 300*time.Millisecond + time.Duration(output)*4*time.Millisecond}
 }
 
+// demoModel returns a model of the demonstration: with several quotas each has callers.
+func (o *llmOptions) demoModel(i int) string {
+	if len(o.models) == 0 {
+		return ""
+	}
+	return strings.ReplaceAll(o.models[i%len(o.models)].pattern, "*", "demo")
+}
+
 // callForever sends one call after the other. A refused call is sent again after the time that the refusal names.
-func callForever(team, address string, d llmtest.Dialect) {
+func callForever(team, model, address string, d llmtest.Dialect) {
 	for {
-		r := llmtest.NewRequest(context.Background(), d, llmtest.Call{Input: 100 + rand.IntN(400), Most: 200 + rand.IntN(600), Stream: rand.IntN(2) == 0})
+		r := llmtest.NewRequest(context.Background(), d, llmtest.Call{Model: model, Input: 100 + rand.IntN(400), Most: 200 + rand.IntN(600), Stream: rand.IntN(2) == 0})
 		r.URL.Scheme, r.URL.Host, _ = strings.Cut(address, "://")
 		r.Host = ""
 		r.Header.Set("X-Team", team)
@@ -159,9 +167,13 @@ func demoWords(o *llmOptions, d llmtest.Dialect) string {
 		body = bytes.Replace(body, []byte(`""`), []byte(`"Hello"`), 1)
 		return fmt.Sprintf("curl -sN 'http://%s%s' -H 'X-Team: you' -H 'Content-Type: application/json' -d '%s'", o.listen, r.URL.RequestURI(), body)
 	}
+	each := ""
+	if len(o.models) > 1 {
+		each = " for each quota"
+	}
 	return fmt.Sprintf(`
 The provider is in memory. Ten teams call it: batch with %d calls at a time, gold, which has four turns where others have one, with %d,
-and eight more with one.
+and eight more with one%s.
 Open the page, and take your turn among them:
 
   %s -w '\n%%{http_code} after %%{time_total} s\n'
@@ -169,5 +181,5 @@ Open the page, and take your turn among them:
   %s
 
 Your own: --upstream and --provider in place of --demo, and the quota of your account.
-`, demoAtOnce["batch"], demoAtOnce["gold"], curl(llmtest.Call{Most: 300}), curl(llmtest.Call{Most: 300, Stream: true}))
+`, demoAtOnce["batch"], demoAtOnce["gold"], each, curl(llmtest.Call{Model: o.demoModel(0), Most: 300}), curl(llmtest.Call{Model: o.demoModel(0), Most: 300, Stream: true}))
 }

@@ -102,7 +102,7 @@ http://:8080 {
 	bind 127.0.0.1
 	shape_healthy /-/healthy
 	shape_ready /-/ready
-	shape {
+	shape openai {
 		quota openai {
 			requests 500
 			tokens 90000

@@ -1,6 +1,7 @@
 package llmtest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -14,23 +15,23 @@ func NewRequest(ctx context.Context, d Dialect, c Call) *http.Request {
 	path, form, most, stream := "", "", "", ""
 	switch d {
 	case OpenAI, Compatible:
-		path, form = "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"%s"}]%s}`
+		path, form = "/v1/chat/completions", `{"model":"$","messages":[{"role":"user","content":"%s"}]%s}`
 		most, stream = `,"max_completion_tokens":%d`, `,"stream":true,"stream_options":{"include_usage":true}`
 		if c.Responses {
-			path, form = "/v1/responses", `{"model":"m","input":"%s"%s}`
+			path, form = "/v1/responses", `{"model":"$","input":"%s"%s}`
 			most, stream = `,"max_output_tokens":%d`, `,"stream":true`
 		}
 	case Anthropic:
-		path, form = "/v1/messages", `{"model":"m","messages":[{"role":"user","content":"%s"}]%s}`
+		path, form = "/v1/messages", `{"model":"$","messages":[{"role":"user","content":"%s"}]%s}`
 		most, stream = `,"max_tokens":%d`, `,"stream":true`
 	case Gemini:
-		path, form = "/v1beta/models/m:generateContent", `{"contents":[{"parts":[{"text":"%s"}]}]%s}`
+		path, form = "/v1beta/models/$:generateContent", `{"contents":[{"parts":[{"text":"%s"}]}]%s}`
 		most = `,"generationConfig":{"maxOutputTokens":%d}`
 		if c.Stream {
-			path = "/v1beta/models/m:streamGenerateContent?alt=sse"
+			path = "/v1beta/models/$:streamGenerateContent?alt=sse"
 		}
 	case Bedrock:
-		path, form = "/model/m/converse", `{"messages":[{"role":"user","content":[{"text":"%s"}]}]%s}`
+		path, form = "/model/$/converse", `{"messages":[{"role":"user","content":[{"text":"%s"}]}]%s}`
 		most = `,"inferenceConfig":{"maxTokens":%d}`
 		if c.Stream {
 			path += "-stream"
@@ -38,6 +39,8 @@ func NewRequest(ctx context.Context, d Dialect, c Call) *http.Request {
 	default:
 		panic(fmt.Sprintf("llmtest: there is no Dialect %q", d))
 	}
+	model := cmp.Or(c.Model, "m")
+	path, form = strings.Replace(path, "$", model, 1), strings.Replace(form, "$", model, 1)
 	options := ""
 	if c.Most > 0 {
 		options = fmt.Sprintf(most, c.Most)

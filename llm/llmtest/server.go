@@ -74,6 +74,8 @@ type Call struct {
 	Most   int // tokens of the answer; 0: the request does not bound them
 	Stream bool
 
+	Model string // of a request of NewRequest; "" is "m"
+
 	Responses bool // OpenAI: by Responses, and not by Chat Completions
 
 	Header http.Header // of the request
