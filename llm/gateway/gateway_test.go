@@ -375,3 +375,32 @@ func TestATeamAtItsCapHoldsUpNoOther(t *testing.T) {
 		})
 	}
 }
+
+// A caller that leaves in mid-stream has taken its input, as the answer has reported it, and the text that has come; what comes
+// beyond the estimate is charged as it comes.
+func TestACallerThatLeavesAStreamHasTakenWhatCame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":30,\"output_tokens\":1}}}\n\n")
+			_, _ = fmt.Fprintf(w, "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":%q}}\n\n", strings.Repeat("a", 4800))
+			<-r.Context().Done()
+			panic(http.ErrAbortHandler) // as a reverse proxy does
+		})
+		g := newRig(metered{t, time.Minute}, "anthropic", llm.Quota{Requests: 60_000, Input: 60_000, Output: 60_000}, next, func(c *gateway.Config, _ *shaper.Limits) {
+			c.Estimate = "learned"
+		})
+		levels := func() []int {
+			m := g.line.Meters()
+			return []int{int(g.line.Stats().Level + 0.5), int(m[0].Level + 0.5), int(m[1].Level + 0.5)}
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		go g.call("a", request(ctx, "anthropic", 200, 32_000, true))
+		synctest.Wait()
+		require.Equal(t, []int{1, 200, 1200}, levels(), "1,000 were reserved")
+		leave()
+		synctest.Wait()
+		require.Equal(t, []int{1, 30, 1200}, levels())
+		require.Contains(t, g.log.String(), "its caller has gone, and its text counts as far as it was seen")
+	})
+}
