@@ -93,7 +93,7 @@ type Controller struct {
 	stats    Stats // but for the rates
 
 	observed time.Time // when the latest answer came
-	used     time.Time // until when the use of the rate has been counted
+	used     time.Time // until when the use of the rate has been counted; zero: it was not used at the latest answer
 	turned   time.Time // when the latest event came that lowers the rate, also if it was at the floor already
 	drained  time.Time // until then slow answers are those of calls that the upstream has in its own queue
 
@@ -189,7 +189,7 @@ func (a *Controller) Observe(o Outcome, latency time.Duration) {
 	a.curve.noteAnswer(now.Sub(a.observed), float64(a.inForce))
 	a.observed = now
 	if !given.mayRaise() || !a.latest.areUsed() {
-		a.used = now // The time until now does not count.
+		a.used = time.Time{} // Nor does the time from now until the next answer count: a hold raises nothing.
 	}
 	if o == OK {
 		a.curve.noteRoundTrip(latency)
@@ -204,7 +204,7 @@ func (a *Controller) Observe(o Outcome, latency time.Duration) {
 		a.lowerLocked(now, failed, latency)
 	case given.slow && a.latest.mostFail() && !now.Before(a.drained):
 		a.lowerLocked(now, slow, latency)
-	case o == OK && !given.slow && a.used != now:
+	case o == OK && !given.slow && given.mayRaise() && a.latest.areUsed():
 		a.raiseLocked(now)
 	}
 }
@@ -274,7 +274,10 @@ func (a *Controller) lowerLocked(now time.Time, reason string, latency time.Dura
 // raiseLocked raises the rate after a good answer.
 func (a *Controller) raiseLocked(now time.Time) {
 	since := a.used
-	if a.turned.After(since) {
+	switch {
+	case since.IsZero():
+		since = now
+	case a.turned.After(since):
 		since = a.turned
 	}
 	a.used = now
