@@ -55,9 +55,8 @@ func (g *Gateway) WriteRetryAfter(h http.Header, r *http.Request, err error) (st
 	return f.status
 }
 
-// longestHeeded is the longest time that all client libraries wait for. Those of OpenAI and Anthropic take a longer Retry-After for
-// none, so that they have used up their retries after two seconds, unless X-Should-Retry says false, which they all heed (openai-node,
-// openai-python, anthropic-sdk-typescript; newer ones heed up to two minutes).
+// longestHeeded is the longest time that all client libraries wait for. Many take a longer Retry-After for none, so that they have
+// used up their retries after two seconds, unless X-Should-Retry says false. docs/gateway.md has what each library does.
 const longestHeeded = time.Minute
 
 func (f failure) setRetryAfter(h http.Header) {
@@ -185,6 +184,9 @@ func failGoogle(_ http.Header, f failure) any {
 
 // The form of docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html, errors, read in 2026-11.
 func failBedrock(h http.Header, f failure) any {
+	if f.after > 0 { // The newer SDKs of AWS heed this field alone, in milliseconds, and only up to five seconds above their own backoff.
+		h.Set("X-Amz-Retry-After", strconv.FormatInt(f.after.Milliseconds(), 10))
+	}
 	h.Set("X-Amzn-Errortype", byStatus(map[int]string{400: "ValidationException", 401: "AccessDeniedException", 404: "ResourceNotFoundException", 408: "ModelTimeoutException", 413: "ValidationException",
 		429: "ThrottlingException", 503: "ServiceUnavailableException"}, f.status, "InternalServerException"))
 	return object{"message": f.message}

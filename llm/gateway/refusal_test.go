@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -67,16 +68,62 @@ func TestARefusalIsInTheFormOfTheProvider(t *testing.T) {
 	}
 }
 
-// The libraries of OpenAI and Anthropic heed no time above a minute, and would have used up their retries after two seconds.
-func TestALibraryThatWouldNotWaitIsToldNotToRetry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for after, want := range map[time.Duration]string{59 * time.Second: "", time.Minute: "", time.Minute + time.Millisecond: "false", time.Hour: "false"} {
-			g := newRig(t, "openai", llm.Quota{Requests: 50}, http.NotFoundHandler(), nil)
-			w := httptest.NewRecorder()
-			g.WriteError(w, request(t.Context(), "openai", 1, 1, false), &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: after})
-			require.Equal(t, want, w.Header().Get("X-Should-Retry"), after)
+// Each library waits as long as a refusal says, or does not send the call again, unless nothing that an answer may say makes it. The
+// rules are those of the sources that docs/gateway.md names.
+func TestALibraryWaitsOrStops(t *testing.T) {
+	const stops, backsOff = -1, 0 // else it waits for the time, in milliseconds
+	number := func(h http.Header, field string) float64 {
+		n, err := strconv.ParseFloat(h.Get(field), 64)
+		if err != nil {
+			return 0
 		}
-	})
+		return n
+	}
+	said := func(h http.Header) float64 { return cmp.Or(number(h, "Retry-After-Ms"), 1000*number(h, "Retry-After")) }
+	// upTo heeds times up to one, and X-Should-Retry, as what Stainless generates does.
+	upTo := func(most time.Duration) func(http.Header) float64 {
+		return func(h http.Header) float64 {
+			switch ms := said(h); {
+			case h.Get("X-Should-Retry") == "false":
+				return stops
+			case ms > float64(most.Milliseconds()):
+				return backsOff
+			default:
+				return ms
+			}
+		}
+	}
+	for library, tt := range map[string]struct {
+		provider string
+		does     func(http.Header) float64
+		want     [4]float64 // after 1.2 s, 60 s, 90 s, and an hour
+	}{
+		"openai-node":               {"openai", upTo(time.Minute), [4]float64{1200, 60_000, stops, stops}},
+		"openai-python, openai-go":  {"openai", upTo(2 * time.Minute), [4]float64{1200, 60_000, stops, stops}},
+		"anthropic, before 2026":    {"anthropic", upTo(time.Minute), [4]float64{1200, 60_000, stops, stops}},
+		"anthropic, Go, TypeScript": {"anthropic", upTo(math.MaxInt64), [4]float64{1200, 60_000, stops, stops}},
+		"LiteLLM": {"openai-compatible", func(h http.Header) float64 {
+			if s := number(h, "Retry-After"); s <= 60 {
+				return 1000 * s
+			}
+			return backsOff
+		}, [4]float64{2000, 60_000, backsOff, backsOff}},
+		"Vercel AI SDK": {"openai", func(h http.Header) float64 {
+			if ms := said(h); ms < 60_000 {
+				return ms
+			}
+			return backsOff
+		}, [4]float64{1200, backsOff, backsOff, backsOff}},
+		"aws-sdk-go-v2, backoff of 1 s": {"bedrock", func(h http.Header) float64 { return max(1000, min(6000, number(h, "X-Amz-Retry-After"))) }, [4]float64{1200, 6000, 6000, 6000}},
+	} {
+		for i, after := range []time.Duration{1200 * time.Millisecond, time.Minute, 90 * time.Second, time.Hour} {
+			g := newRig(t, tt.provider, llm.Quota{Requests: 50, Tokens: 1000}, http.NotFoundHandler(), nil)
+			w := httptest.NewRecorder()
+			g.WriteError(w, request(t.Context(), tt.provider, 1, 1, false), &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: after})
+			require.Equal(t, http.StatusTooManyRequests, w.Code)
+			require.Equal(t, tt.want[i], tt.does(w.Header()), "%s, after %v", library, after)
+		}
+	}
 }
 
 // Whoever writes the answer, a call that was refused is told as such, and not as one whose caller has gone.
