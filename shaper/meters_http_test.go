@@ -125,3 +125,25 @@ func TestATransportSendsNothingWithoutItsCosts(t *testing.T) {
 		})
 	}
 }
+
+// Without a function for the actual costs the estimates stand, each at its level, and one of 0 is sent at once.
+func TestATransportWithoutActualCostsSpendsItsEstimates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, costs := newMetered(t), []int{1, 40, 20}
+		transport := &shaper.Transport{
+			Limiter: s,
+			Base: roundTripFunc(func(r *http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: 200, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+			}),
+			Each: func(*http.Request) ([]int, func(*http.Response) func() []int, error) { return costs, nil, nil },
+		}
+		_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://api", nil))
+		require.NoError(t, err)
+		require.Equal(t, []float64{1, 40, 20}, levelsOf(s))
+
+		require.NoError(t, s.Close())
+		costs = []int{0, 0, 0}
+		_, err = transport.RoundTrip(httptest.NewRequest("GET", "http://api", nil))
+		require.NoError(t, err)
+	})
+}

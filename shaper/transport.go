@@ -51,8 +51,8 @@ type Transport struct {
 	Actual func(*http.Response) func() int
 
 	// Each, unless it is nil, takes the place of Cost and Actual for a Limiter that is a [Shaper] [WithMeters]. It returns the
-	// estimates of a request at each level, as for [Shaper.ReserveEach], and what Actual is there: actual is called with each
-	// response to the request, and the function that it returns returns the actual costs. A request fails with the error.
+	// estimates of a request at each level, as for [Shaper.ReserveEach], and what Actual is there: actual, unless it is nil, is
+	// called with each response, and the function that it returns returns the actual costs. A request fails with the error.
 	Each func(*http.Request) (estimates []int, actual func(*http.Response) func() []int, err error)
 
 	// HoldFor returns how long a response asks callers to hold back, in place of the time that Transport reads itself; 0 or less:
@@ -191,6 +191,9 @@ func (t *Transport) price(r *http.Request) (n int, err error) {
 	}
 	if n = largestOf(t.estimates); n < 0 {
 		return 0, ErrNegativeCost
+	}
+	if t.actualOf == nil && n > 0 { // The estimates stand, and are for their levels all the same.
+		t.actualOf = func(*http.Response) func() []int { return nil }
 	}
 	return n, nil
 }
