@@ -497,6 +497,10 @@ func TestARequestOfNoCostAsksForNoKey(t *testing.T) {
 		u.at(time.Minute)
 		u.saw("0s free sent", "0s free 429, retry 5: body")
 		require.Zero(t, g.Stats().Keys)
+		body := &closing{Reader: strings.NewReader("x")}
+		u.callWith(u.request(context.Background(), "free?cost=0", body), true)
+		u.saw("1m0s free sent with x", "1m0s free 200: body")
+		require.Zero(t, body.closed, "Base closes it, which may still send it when the response has come")
 		_, err := u.RoundTrip(u.request(context.Background(), "a?cost=-1", nil))
 		require.Equal(t, shaper.ErrNegativeCost, err)
 	})

@@ -55,7 +55,7 @@ type Options struct {
 	// So the rate that was set last is in force, even if it is that of an old program which is started again while
 	// a new one runs. Where that may happen, give each release a version. Each SetLimits and Reload
 	// is then a version too: one more than the latest. No version is greater than 2⁵³, so a rate with that
-	// version stays in force.
+	// version stays in force. Two rates with one version are a mistake: then the first stays in force.
 	RateVersion int64
 }
 
