@@ -147,3 +147,23 @@ func TestATransportWithoutActualCostsSpendsItsEstimates(t *testing.T) {
 		require.NoError(t, err)
 	})
 }
+
+// Of several options for the costs the last one counts, whole.
+func TestTheLastOptionForCostsCounts(t *testing.T) {
+	one, each := shaper.WithCost(func(*http.Request) int { return 3 }), shaper.WithCosts(func(*http.Request) []int { return []int{1, 40, 20} })
+	for _, tt := range []struct {
+		opts []shaper.MiddlewareOption
+		want []float64
+	}{
+		{[]shaper.MiddlewareOption{one, each}, []float64{1, 40, 20}},
+		{[]shaper.MiddlewareOption{each, one}, []float64{3, 0, 0}},
+		{[]shaper.MiddlewareOption{each, shaper.WithCosts(nil)}, []float64{1, 0, 0}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newMetered(t)
+			shaper.Middleware(s, tt.opts...)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})).
+				ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/", nil))
+			require.Equal(t, tt.want, levelsOf(s))
+		})
+	}
+}

@@ -48,7 +48,7 @@ func newMiddlewareOptions(opts []MiddlewareOption) (o middlewareOptions) {
 
 type costOption func(*http.Request) int
 
-func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost = o }
+func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost, to.costs = o, nil }
 
 // WithCost sets the function that returns the cost of a request; by default, or with nil, it is 1. A request of cost
 // 0 passes untouched, such as a health check. Bound a cost that comes from the request: all behind it wait for cost
@@ -58,7 +58,9 @@ func WithCost(cost func(*http.Request) int) MiddlewareOption { return costOption
 type costsOption func(*http.Request) []int
 
 func (o costsOption) applyMiddleware(to *middlewareOptions) {
-	to.cost, to.costs, to.reserve = func(r *http.Request) int { return largestOf(o(r)) }, o, true
+	if to.cost, to.costs = nil, o; o != nil {
+		to.cost, to.reserve = func(r *http.Request) int { return largestOf(o(r)) }, true
+	}
 }
 
 // largestOf returns the largest of costs at several levels; below 0 if one is.
@@ -73,7 +75,7 @@ func largestOf(costs []int) (largest int) {
 
 // WithCosts is [WithCost] for a [Shaper] [WithMeters]: the function returns the estimate of a request at each level, as
 // for [Shaper.ReserveEach], and [WithReserve] comes with it. A request of costs that are all 0 passes untouched. The function may be
-// called several times for a request, with the same result.
+// called several times for a request, with the same result. Of WithCost and WithCosts the last one counts.
 func WithCosts(costs func(*http.Request) []int) MiddlewareOption { return costsOption(costs) }
 
 type keyOption KeyFunc
