@@ -195,7 +195,13 @@ func (g *Gateway) inLine(next http.Handler) func() *inLine {
 		shaper.WithKey(teamOf), shaper.WithReserve(), shaper.WithErrorHandler(g.refuse), shaper.WithLogger(g.config.Refusals),
 		shaper.WithCosts(func(r *http.Request) []int { return callOf(r.Context()).costs() }),
 	}
-	passOn := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { callOf(r.Context()).serve(w, r, next) })
+	if g.config.TeamInFlight > 0 {
+		options = append(options, shaper.WithWaitField(restOfWait))
+	}
+	passOn := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Del(restOfWait)
+		callOf(r.Context()).serve(w, r, next)
+	})
 	var latest atomic.Pointer[inLine] // A reload may change the line.
 	return func() *inLine {
 		line := g.config.Line()

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -190,8 +191,10 @@ func (m Models) Wrap(next http.Handler) http.Handler {
 	for _, of := range m {
 		lineOf := of.inLine(next)
 		enter[of.Gateway] = of.behindSeats(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			l := lineOf()
-			callOf(r.Context()).line = l.line
+			l, c := lineOf(), callOf(r.Context())
+			if c.line = l.line; of.config.TeamInFlight > 0 {
+				c.bringRest(r)
+			}
 			l.ServeHTTP(w, r)
 		}))
 	}
@@ -228,6 +231,19 @@ func (g *Gateway) behindSeats(next http.Handler) http.Handler {
 	}
 	seats := g.config.Ledger.seatsOf()
 	return seats.Middleware(teamOf, shaper.WithErrorHandler(g.refuse), shaper.WithLogger(g.config.Refusals))(next)
+}
+
+// restOfWait is the field of a request in which the gateway tells the line for how long a call may still wait, as the line and the
+// seats each bound only the wait in themselves. The provider does not get it.
+const restOfWait = "X-Shaper-Rest-Of-Wait"
+
+// bringRest tells the line for how long the call may still wait after it has waited for a seat of its team.
+func (c *call) bringRest(r *http.Request) {
+	r.Header.Del(restOfWait)
+	if most := c.line.Limits().MaxWait; most > 0 {
+		rest := max(0, most-time.Since(c.entered))
+		r.Header.Set(restOfWait, strconv.FormatFloat(rest.Seconds(), 'f', 9, 64))
+	}
 }
 
 // seatsOf returns the seats of teams. They are a bucket for each team that lets all pass, but for its cap: a team at its cap waits
