@@ -106,6 +106,13 @@ func (q quota) limits() (shaper.Limits, []shaper.Meter, error) {
 // units tell the levels of a line from those of another provider, or with other limits.
 func (q quota) units() string { return fmt.Sprint(q.provider, " ", q.Kinds()) }
 
+// sameUnit reports whether the first levels of two lines are in one unit, by their units: a level without a name is restored then.
+// The further ones have names, so that a quota may gain or lose a limit.
+func sameUnit(a, b string) bool {
+	ofA, ofB := strings.Fields(a), strings.Fields(b)
+	return slices.Equal(ofA[:min(2, len(ofA))], ofB[:min(2, len(ofB))])
+}
+
 // besideQuota are the settings that mean nothing beside a quota, with the reason.
 func (s *Shape) besideQuota() error {
 	const ownRate, ownCost, ownFields = "the quota says how much may pass", "the cost of a call is its share of the quota", "the answers of a gateway have the provider's own fields and Server-Timing"
@@ -233,14 +240,14 @@ func (q quota) ofModels(models []ModelQuota) (quotas []quota, err error) {
 		q.Quota, q.pattern = m.quota(), m.Pattern
 		var wrong *llm.QuotaError
 		switch errors.As(q.Validate(q.burst), &wrong); {
-		case seen[m.Pattern]:
+		case seen[m.name()]: // A model may have the name default; then there is no line of this name for any other.
 			return nil, fmt.Errorf("quota: the model %q is said twice", m.name())
 		case wrong != nil && wrong.Setting == "":
 			return nil, fmt.Errorf(`quota: the model %q has no limit; give the provider's limits per minute, as in "requests 500"`, m.name())
 		case wrong != nil && wrong.Setting != "burst":
 			return nil, fmt.Errorf("quota: the model %q: %s: %s, %s", m.name(), wrong.Setting, wrong.Value, wrong.Must)
 		}
-		seen[m.Pattern] = true
+		seen[m.name()] = true
 		quotas = append(quotas, q)
 	}
 	return quotas, nil

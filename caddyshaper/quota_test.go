@@ -104,12 +104,16 @@ func TestTheLevelsOfAQuotaStay(t *testing.T) {
 		line := caddyshaper.FairLine("line")
 		return line.Stats().Level, line.Meters()[0].Level
 	}
-	for _, more := range []string{"", "coarse_timer"} { // It makes new lines.
-		s.reload(quotaShape("requests 30\n tokens 90000000\n estimate asked", more))
+	for _, c := range []struct{ limit, more string }{
+		{"", ""}, {"", "coarse_timer"}, {"output 90000000\n", ""}, {"", ""}, // All but the first make new lines.
+	} {
+		s.reload(quotaShape("requests 30\n tokens 90000000\n"+c.limit+" estimate asked", c.more))
 		requests, tokens := levels()
 		require.Greater(t, tokens, 30e6, "of 50,000,000, in 12 s at the most")
 		require.Greater(t, requests, 0.0)
 	}
+	s.reload(quotaShape("tokens 90000000\n estimate asked", ""))
+	require.Zero(t, caddyshaper.FairStats("line").Level, "it was of requests")
 	s.reload("shape line {\n limits 50/s depth 9\n fair header X-Team\n}" + proxied)
 	require.Zero(t, caddyshaper.FairStats("line").Level)
 }
@@ -330,6 +334,7 @@ func TestMistakesOfAQuotaAreTold(t *testing.T) {
 		{"quota openai {\n model m {\n requests 6\n requests 7\n }\n }", `requests: it is said twice, at Caddyfile:6`},
 		{"quota openai {\n model m {\n requests 6\n }\n model m {\n requests 6\n }\n }", `quota: the model "m" is said twice`},
 		{"quota openai {\n default {\n requests 6\n }\n default {\n requests 6\n }\n }", `quota: the model "default" is said twice`},
+		{"quota openai {\n model default {\n requests 6\n }\n default {\n requests 7\n }\n }", `quota: the model "default" is said twice`},
 		{"quota openai {\n requests 5\n bodies many\n }", `bodies: "many", must be a size above 0, such as 64MiB, at Caddyfile:5`},
 		{"quota openai {\n requests 5\n bodies 0\n }", `bodies: "0", must be a size above 0, such as 64MiB, at Caddyfile:5`},
 		{"quota openai {\n requests 5\n bodies 1MiB\n bodies 2MiB\n }", `bodies: it is said twice, at Caddyfile:6`},

@@ -50,8 +50,8 @@ type levels struct {
 	Site json.RawMessage `json:"site,omitempty"` // of [shaper.Shaper.Snapshot]
 	Fair json.RawMessage `json:"fair,omitempty"` // of the line of fair queueing, likewise
 
-	// Quota is the provider of the quota of Fair, and which limits it has; "": there is none. The levels of another one are in other
-	// units.
+	// Quota is the provider of the quota of Fair, and which limits it has; "": there is none. Levels in other units are not put back:
+	// see sameUnit.
 	Quota string `json:"quota,omitempty"`
 
 	Changes []keptChange `json:"changes,omitempty"` // of limits, for a time
@@ -214,7 +214,7 @@ func (l *limiters) restore(saved levels) {
 			log.Warn("the level of the site could not be restored", "error", err)
 		}
 	}
-	if line := l.fair.Load(); line != nil && saved.Fair != nil && saved.Quota == l.key.fixed.quota {
+	if line := l.fair.Load(); line != nil && saved.Fair != nil && sameUnit(saved.Quota, l.key.fixed.quota) {
 		if err := line.Restore(saved.Fair); err != nil {
 			log.Warn("the level of the line of fair queueing could not be restored", "error", err)
 		}
