@@ -137,7 +137,7 @@ func ParseAmount(text string) (int, error) {
 // pattern before the colon may have colons. The words are requests, tokens, in or input, and out or output.
 func ParseModelQuota(text string) (pattern string, q Quota, err error) {
 	at := strings.LastIndexByte(text, ':')
-	if at < 1 {
+	if at < 0 || strings.TrimSpace(text[:at]) == "" {
 		return "", Quota{}, fmt.Errorf("%q, must be a pattern of models, a colon and limits, as in claude-sonnet-*: 1000 requests, 400k in, 80k out", text)
 	}
 	for part := range strings.SplitSeq(text[at+1:], ",") {

@@ -275,6 +275,7 @@ func TestParseModelQuota(t *testing.T) {
 		{"default: 50 requests, 1 input, 2 output", "default", llm.Quota{Requests: 50, Input: 1, Output: 2}, ""},
 		{"1000 requests", "", llm.Quota{}, `"1000 requests", must be a pattern`},
 		{": 1000 requests", "", llm.Quota{}, "must be a pattern"},
+		{" : 1000 requests", "", llm.Quota{}, `" : 1000 requests", must be a pattern`},
 		{"m: requests", "", llm.Quota{}, `"requests", must be a number and a word`},
 		{"m: 5 requests,", "", llm.Quota{}, `"", must be a number and a word`},
 		{"m: 5 calls", "", llm.Quota{}, `"calls" is no limit`},

@@ -117,6 +117,9 @@ type quotaFlags struct{ texts []string }
 func (q *quotaFlags) String() string { return strings.Join(q.texts, "\n") }
 
 func (q *quotaFlags) Set(text string) error {
+	if strings.TrimSpace(text) == "" {
+		return errors.New("must be a pattern of models, a colon and limits")
+	}
 	q.texts = append(q.texts, text)
 	return nil
 }
@@ -644,6 +647,12 @@ func (o *llmOptions) makeState() error {
 	_, err := caddyfile.Literal(o.state)
 	if err == nil {
 		err = os.MkdirAll(filepath.Dir(o.state), 0o700)
+	}
+	if err == nil { // Else the log alone would tell, when the levels are to be saved, that they can't be.
+		var probe *os.File
+		if probe, err = os.CreateTemp(filepath.Dir(o.state), ".shaperd-*"); err == nil {
+			err = errors.Join(probe.Close(), os.Remove(probe.Name()))
+		}
 	}
 	switch {
 	case err == nil:

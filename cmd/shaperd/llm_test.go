@@ -62,6 +62,11 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 		`--unasked: -1, must not be negative`:                                 {"--unasked", "-1"},
 		`--team-inflight: -1, must not be negative`:                           {"--team-inflight", "-1"},
 		`invalid argument "soon" for "--burst" flag`:                          {"--burst", "soon"},
+		`invalid argument "" for "--quota" flag: must be a pattern of models`: {"--quota", ""},
+		`--quota: " : 5 in", must be a pattern of models, a colon and limits`: {"--quota", " : 5 in"},
+		`--quota: "5x", must be a whole number`:                               {"--quota", "m: 5x in"},
+		`--state: "/proc/levels.json": open /proc/`:                           {"--state", "/proc/levels.json"},
+		`--state: "/dev/null/levels.json": mkdir /dev/null: not a directory`:  {"--state", "/dev/null/levels.json"},
 		`--upstream: "http://x", but the provider of the demonstration`:       {"--demo", "--upstream", "http://x"},
 	} {
 		t.Run(want, func(t *testing.T) {
