@@ -15,6 +15,7 @@ type ask struct {
 	most  ceiling // output tokens; 0: the request does not bound them
 	times ceiling // how many answers; 0: one
 	model []byte
+	named bool // model has come to its end
 }
 
 // asks are the places of that in the bodies of requests.
@@ -97,7 +98,13 @@ func (s *scan) Write(p []byte) (int, error) {
 
 func (s *scan) text(at int, p []byte, whole bool) {
 	if at < len(asks) {
-		if asks[at].set == nil && len(s.ask.model) <= longestModel {
+		if asks[at].set != nil {
+			return
+		}
+		if s.ask.named { // Of two members of one name the last counts, as in most libraries.
+			s.ask.model = nil
+		}
+		if s.ask.named = whole; len(s.ask.model) <= longestModel {
 			s.ask.model = append(s.ask.model, p[:min(len(p), longestModel+1-len(s.ask.model))]...)
 		}
 		return

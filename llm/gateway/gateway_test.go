@@ -147,6 +147,11 @@ func TestARecordHasTheModel(t *testing.T) {
 		{"POST", "/model/anthropic.claude-v1:0/converse", "{}", "anthropic.claude-v1:0"},
 		{"POST", "/openai/deployments/ours/chat/completions", "{}", "ours"},
 		{"GET", "/v1/models/llama3:latest", "", "llama3:latest"},
+		{"POST", "/v1/chat/completions", `{"model":"a","model":"gpt-5"}`, "gpt-5"},
+		{"POST", "/v1beta/models/embedding-1:embedContent", `{"model":"models/another"}`, "embedding-1"},
+		{"POST", "/openai/deployments/ours/chat/completions", `{"model":"gpt-5"}`, "ours"},
+		{"POST", "/model/amazon.nova-pro-v1:0/converse-stream", `{"model":"another"}`, "amazon.nova-pro-v1:0"},
+		{"POST", "/models/some/model/v1/chat/completions", `{"model":"some/model"}`, "some/model"},
 		{"GET", "/v1/models", "", ""},
 	} {
 		g := newRig(t, "openai", llm.Quota{Requests: 100}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), nil)
@@ -184,6 +189,7 @@ func TestACallWaitsInTheLineOfItsModel(t *testing.T) {
 	}{
 		{"POST", "/v1/messages", "claude-sonnet-4-5", none, 0},
 		{"POST", "/v1/messages", "claude-haiku-4-5", none, 1},
+		{"POST", "/v1/messages", "models/claude-sonnet-4-5", none, 0},
 		{"POST", "/v1/messages", "claude-sonnet", none, -1},
 		{"POST", "/v1/messages", "claude-opus-4", none, -1},
 		{"POST", "/v1/messages", "claude-opus-4", all, 2},

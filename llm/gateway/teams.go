@@ -296,7 +296,7 @@ func (m Models) of(model string, r *http.Request) (*Gateway, error) {
 		switch {
 		case of.Pattern == "":
 			fallback = of.Gateway
-		case matches(of.Pattern, model):
+		case matches(of.Pattern, model), matches(of.Pattern, strings.TrimPrefix(model, "models/")): // as Gemini names its own in bodies
 			return of.Gateway, nil
 		}
 	}
