@@ -71,8 +71,8 @@ func New(db DB, opts ...Option) *Bucket {
 const mode = pgx.QueryExecModeExec
 
 const takeSQL = `
-SELECT ok, asked, before, before_part, cold, version, unit, unit_part, parts, burst
-FROM leaky_buckets_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`
+SELECT ok, asked, before, before_part, cold, version, unit, unit_part, parts, burst, hold - greatest(0, written - asked)
+FROM leaky_buckets_ask($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
 
 // Take implements [shared.Bucket].
 func (b *Bucket) Take(ctx context.Context, t shared.Take) (taken shared.Taken, err error) {
@@ -85,13 +85,16 @@ func (b *Bucket) Take(ctx context.Context, t shared.Take) (taken shared.Taken, e
 	err = b.db.QueryRow(ctx, b.take, mode, column(t.Key),
 		rise.Micros, rise.Part, room.Micros, room.Part, t.Ahead.Microseconds(),
 		t.Rate.Version, t.Rate.Micros, t.Rate.Part, t.Rate.Parts, t.Rate.Burst,
-		t.High.Micros, t.High.Part, t.Seen, t.Guard.Microseconds(), commitsAlone(b.db),
+		t.High.Micros, t.High.Part, t.Seen, t.Hold, t.Guard.Microseconds(), commitsAlone(b.db),
 	).Scan(
 		&taken.OK, &taken.Now, &taken.Empty.Micros, &taken.Empty.Part, &taken.Cold,
-		&rate.Version, &rate.Micros, &rate.Part, &rate.Parts, &rate.Burst,
+		&rate.Version, &rate.Micros, &rate.Part, &rate.Parts, &rate.Burst, &taken.Hold,
 	)
 	if err != nil {
 		return shared.Taken{}, failed(ctx, err)
+	}
+	if taken.Hold <= taken.Now {
+		taken.Hold = 0 // It has ended.
 	}
 	own := t.Rate
 	if own.Version = rate.Version; rate != own {
@@ -234,11 +237,11 @@ func (t tableOption) apply(o *options) { o.table = string(t) }
 // WithTable sets the name of the table; the default is leaky_buckets, which is looked for
 // in the search path of the connection. A name may begin with the name of a schema and a
 // dot: "limits.buckets". Letters keep their case: "Buckets" is what SQL calls "Buckets"
-// in quotes. The functions of the table are called by its name and _step or _take.
+// in quotes. The functions of the table are called by its name and _ask, _step or _take.
 func WithTable(name string) Option { return tableOption(name) }
 
 // names matches the names that SQL has for the default table.
-var names = regexp.MustCompile(`\bleaky_buckets(_step|_take)?\b`)
+var names = regexp.MustCompile(`\bleaky_buckets(_ask|_step|_take)?\b`)
 
 // inTable returns sql, which is for the default table, for the table of the options.
 func (o options) inTable(sql string) string {
@@ -335,6 +338,7 @@ func Migrate(ctx context.Context, db DB, opts ...Option) error {
 func (o options) migration() string {
 	found := `coalesce(substring(obj_description(to_regproc(` + quoted("leaky_buckets_take") + `), 'pg_proc') FROM '^pgbucket v([0-9]+)$')::int, 0)`
 	needed := `to_regclass(` + quoted("leaky_buckets") + `) IS NULL OR ` + found + ` < ` + version +
+		` OR ` + found + ` = ` + version + ` AND to_regproc(` + quoted("leaky_buckets_ask") + `) IS NULL` +
 		` OR ` + found + ` = ` + version + ` AND to_regproc(` + quoted("leaky_buckets_step") + `) IS NULL`
 	return `DO ` + quoted(o.inTable(`
 BEGIN

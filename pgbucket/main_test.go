@@ -143,8 +143,8 @@ func one(key string, rate shared.BucketRate) shared.Take {
 // levelOf returns the state of a key.
 func levelOf(t *testing.T, db pgbucket.DB, table, key string) (l shared.BucketLevel) {
 	t.Helper()
-	err := db.QueryRow(t.Context(), "SELECT empty, empty_part, written, version, unit, unit_part, parts, burst FROM "+table+" WHERE key = $1", []byte(key)).
-		Scan(&l.Empty.Micros, &l.Empty.Part, &l.At, &l.Rate.Version, &l.Rate.Micros, &l.Rate.Part, &l.Rate.Parts, &l.Rate.Burst)
+	err := db.QueryRow(t.Context(), "SELECT empty, empty_part, written, version, unit, unit_part, parts, burst, hold FROM "+table+" WHERE key = $1", []byte(key)).
+		Scan(&l.Empty.Micros, &l.Empty.Part, &l.At, &l.Rate.Version, &l.Rate.Micros, &l.Rate.Part, &l.Rate.Parts, &l.Rate.Burst, &l.Hold)
 	if err != pgx.ErrNoRows {
 		require.NoError(t, err)
 	}
@@ -154,7 +154,7 @@ func levelOf(t *testing.T, db pgbucket.DB, table, key string) (l shared.BucketLe
 // setLevel sets the state of a key.
 func setLevel(t *testing.T, db pgbucket.DB, table, key string, l shared.BucketLevel) {
 	t.Helper()
-	exec(t, db, table, `INSERT INTO TBL (key, empty, empty_part, written, version, unit, unit_part, parts, burst) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-		ON CONFLICT (key) DO UPDATE SET (empty, empty_part, written, version, unit, unit_part, parts, burst) = ($2, $3, $4, $5, $6, $7, $8, $9)`,
-		[]byte(key), l.Empty.Micros, l.Empty.Part, l.At, l.Rate.Version, l.Rate.Micros, l.Rate.Part, l.Rate.Parts, l.Rate.Burst)
+	exec(t, db, table, `INSERT INTO TBL (key, empty, empty_part, written, version, unit, unit_part, parts, burst, hold) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+		ON CONFLICT (key) DO UPDATE SET (empty, empty_part, written, version, unit, unit_part, parts, burst, hold) = ($2, $3, $4, $5, $6, $7, $8, $9, $10)`,
+		[]byte(key), l.Empty.Micros, l.Empty.Part, l.At, l.Rate.Version, l.Rate.Micros, l.Rate.Part, l.Rate.Parts, l.Rate.Burst, l.Hold)
 }

@@ -1,6 +1,7 @@
 package pgbucket_test
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/pgbucket"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // Where many processes start at once, each calls Migrate.
@@ -57,8 +59,8 @@ func TestMigrateBringsNewFunctionsAndKeepsNewerOnes(t *testing.T) {
 		version string
 		stays   bool
 	}{
-		{"NULL", false}, {"'somebody''s own words'", false}, {"'pgbucket v0'", false},
-		{"'pgbucket v1'", true}, {"'pgbucket v2'", true}, {"'pgbucket v10'", true},
+		{"NULL", false}, {"'somebody''s own words'", false}, {"'pgbucket v0'", false}, {"'pgbucket v1'", false},
+		{"'pgbucket v2'", true}, {"'pgbucket v3'", true}, {"'pgbucket v10'", true},
 	} {
 		exec(t, bucket.pool, bucket.name, "DO $$ BEGIN EXECUTE replace(pg_get_functiondef(to_regproc('TBL_step')), 'b.ok := false;', 'b.ok := false; -- another'); END $$")
 		exec(t, bucket.pool, bucket.name, "COMMENT ON FUNCTION TBL_take IS "+row.version)
@@ -73,10 +75,85 @@ func TestMigrateBringsNewFunctionsAndKeepsNewerOnes(t *testing.T) {
 		require.Equal(t, own, source())
 	}
 
-	exec(t, bucket.pool, bucket.name, "COMMENT ON FUNCTION TBL_take IS 'pgbucket v2'; ALTER FUNCTION TBL_step RENAME TO TBL_other", pgx.QueryExecModeSimpleProtocol)
+	exec(t, bucket.pool, bucket.name, "COMMENT ON FUNCTION TBL_take IS 'pgbucket v3'; ALTER FUNCTION TBL_step RENAME TO TBL_other", pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, pgbucket.Migrate(t.Context(), bucket.pool, bucket.table), "a newer version may have other functions")
 	require.Equal(t, own, value[string](t, bucket.pool, bucket.name, "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('TBL_other')"))
 	require.True(t, value[bool](t, bucket.pool, bucket.name, "SELECT to_regproc('TBL_step') IS NULL"))
+}
+
+// Processes of version 1 go on working while a new release migrates their table, and afterwards: they call the old function.
+// The levels stay, and a hold holds their requests, though they neither tell one nor learn of one.
+func TestProcessesOfVersion1WorkBesideNewOnes(t *testing.T) {
+	old, err := os.ReadFile("testdata/schema_v1.sql")
+	require.NoError(t, err)
+	pool := newPool(t, newDatabase(t))
+	exec(t, pool, "", string(old), pgx.QueryExecModeSimpleProtocol)
+	ask := func(key string) (ok, cold bool, before int64, err error) {
+		var now int64
+		var rate shared.BucketRate
+		var part int64
+		row := pool.QueryRow(t.Context(), `SELECT ok, asked, before, before_part, cold, version, unit, unit_part, parts, burst
+			FROM leaky_buckets_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`, pgx.QueryExecModeExec,
+			[]byte(key), int64(60_000_000), int64(0), int64(0), int64(0), int64(0), int64(1), int64(60_000_000), int64(0), int64(1), int64(1),
+			int64(0), int64(0), int64(0), int64(0), true)
+		err = row.Scan(&ok, &now, &before, &part, &cold, &rate.Version, &rate.Micros, &rate.Part, &rate.Parts, &rate.Burst)
+		if err == nil && rate != every(60_000_000) {
+			err = fmt.Errorf("the rate in force is %+v", rate)
+		}
+		return ok, cold, before, err
+	}
+	take := func(key string) (ok, cold bool, before int64) {
+		t.Helper()
+		ok, cold, before, err := ask(key)
+		require.NoError(t, err)
+		return ok, cold, before
+	}
+	ok, cold, before := take("used")
+	require.True(t, ok && cold)
+
+	var all sync.WaitGroup
+	done := make(chan struct{})
+	for i := range 8 {
+		all.Go(func() {
+			for n, failures := 0, 0; ; n++ {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				// The call that is under way when the column is added may fail, which is no outage.
+				if _, _, _, err := ask(fmt.Sprint(i, " ", n)); err != nil {
+					if failures++; failures > 1 {
+						t.Errorf("the old call fails again: %v", err)
+					}
+				}
+			}
+		})
+	}
+	for range 3 {
+		require.NoError(t, pgbucket.Migrate(t.Context(), pool))
+	}
+	close(done)
+	all.Wait()
+
+	ok, cold, level := take("used")
+	require.True(t, !ok && !cold && level == before+60_000_000, "the level stays")
+	bucket := pgbucket.New(pool)
+	held := one("held", every(60_000_000))
+	_, err = bucket.Take(t.Context(), held)
+	require.NoError(t, err)
+	now := value[int64](t, pool, "", "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+	held.Hold, held.First, held.Ahead = now+3_600_000_000, 2, 0
+	taken, err := bucket.Take(t.Context(), held)
+	require.NoError(t, err)
+	require.Equal(t, held.Hold, taken.Hold)
+	ok, cold, level = take("held")
+	require.True(t, !ok && !cold)
+	require.Equal(t, held.Hold, level, "the hold holds an old process too")
+	require.Equal(t, held.Hold, levelOf(t, pool, "leaky_buckets", "held").Hold)
+
+	// The old schema, if an old process migrates once more, is not brought back; nor does it find anything missing.
+	require.Equal(t, "pgbucket v2", value[string](t, pool, "", "SELECT obj_description(to_regproc('leaky_buckets_take'), 'pg_proc')"))
 }
 
 // The role of a service often may use tables and not make any.
@@ -112,7 +189,8 @@ func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
 	file, err := os.ReadFile("schema.sql")
 	require.NoError(t, err)
 	require.Equal(t, strings.ReplaceAll(string(file), "leaky_buckets", `"leaky_buckets"`),
-		strings.NewReplacer(`"leaky_buckets_step"`, `"leaky_buckets"_step`, `"leaky_buckets_take"`, `"leaky_buckets"_take`).Replace(pgbucket.Schema()),
+		strings.NewReplacer(`"leaky_buckets_ask"`, `"leaky_buckets"_ask`,
+			`"leaky_buckets_step"`, `"leaky_buckets"_step`, `"leaky_buckets_take"`, `"leaky_buckets"_take`).Replace(pgbucket.Schema()),
 		"nothing but the quotes around the names differs")
 
 	url := newDatabase(t)
@@ -133,8 +211,8 @@ func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
 	made := shape("by_migrate")
 	require.Contains(t, made, "PRIMARY KEY (key)")
 	require.Contains(t, made, "fillfactor=50")
-	require.Contains(t, made, "leaky_buckets_take pgbucket v1")
-	require.Equal(t, shape("by_hand"), strings.NewReplacer(`"leaky_buckets"`, "leaky_buckets", `"leaky_buckets_step"`, "leaky_buckets_step").Replace(made))
+	require.Contains(t, made, "leaky_buckets_take pgbucket v2")
+	require.Equal(t, shape("by_hand"), strings.NewReplacer(`"leaky_buckets"`, "leaky_buckets", `"leaky_buckets_step"`, "leaky_buckets_step", `"leaky_buckets_ask"`, "leaky_buckets_ask").Replace(made))
 }
 
 // The example of docs/shared.md works on a database that has nothing of ours yet, for the first

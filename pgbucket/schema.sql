@@ -29,14 +29,21 @@ CREATE TABLE IF NOT EXISTS leaky_buckets (
 	before_part bigint  NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
+-- Until when a hold lets no request leave, in microseconds since 1970; 0 if there is none. Tables of
+-- version 1 had no such column.
+ALTER TABLE leaky_buckets ADD COLUMN IF NOT EXISTS hold bigint NOT NULL DEFAULT 0;
+
 -- The atomic step of a Take, as shaper.Take.Apply has it: from a row to the row that takes
 -- its place. It reads the clock itself, so b must be locked. An instant is an array of its
--- microseconds and its parts, as arrays are compared like instants.
+-- microseconds and its parts, as arrays are compared like instants. Version 1 had other
+-- parameters.
+DROP FUNCTION IF EXISTS leaky_buckets_step(leaky_buckets, bigint, bigint, bigint, bigint, bigint,
+	bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint);
 CREATE OR REPLACE FUNCTION leaky_buckets_step(
 	b leaky_buckets,
 	rise bigint, rise_part bigint, room bigint, room_part bigint, ahead bigint,
 	new_version bigint, new_unit bigint, new_unit_part bigint, new_parts bigint, new_burst bigint,
-	high bigint, high_part bigint, seen bigint, guard bigint
+	high bigint, high_part bigint, seen bigint, told bigint, guard bigint
 ) RETURNS leaky_buckets LANGUAGE plpgsql AS $step$
 DECLARE
 	clock   CONSTANT bigint := extract(epoch FROM clock_timestamp()) * 1000000;
@@ -44,10 +51,12 @@ DECLARE
 	longest CONSTANT bigint := 2251799813685248; -- 2^51: no span is longer
 	now     CONSTANT bigint[] := ARRAY[clock, 0];
 	level   bigint[]; -- when the level reaches 0
+	ends    bigint := 0; -- when the hold ends, if one is in force
 	changed boolean;
 
-	-- For a change of the rate: spans in the parts of both rates, of which there are
-	-- fraction in a microsecond.
+	-- For a change of the rate: the instant from which spans count, and these in the parts of both
+	-- rates, of which there are fraction in a microsecond.
+	start    bigint;
 	fraction numeric;
 	old_time numeric;
 	new_time numeric;
@@ -59,7 +68,7 @@ BEGIN
 	b.ok := false;
 	b.cold := (b.written BETWEEN 1 AND most
 		AND b.empty BETWEEN 0 AND most AND b.empty_part >= 0 AND b.empty_part < b.parts
-		AND b.version BETWEEN 0 AND most AND b.burst >= 1 AND b.parts BETWEEN 1 AND 1000000000000
+		AND b.hold BETWEEN 0 AND most AND b.version BETWEEN 0 AND most AND b.burst >= 1 AND b.parts BETWEEN 1 AND 1000000000000
 		AND b.unit BETWEEN 0 AND longest AND b.unit_part >= 0 AND b.unit_part < b.parts AND (b.unit > 0 OR b.unit_part > 0)
 	) IS NOT TRUE;
 	changed := b.cold OR b.written > clock;
@@ -69,16 +78,23 @@ BEGIN
 		b.version := new_version;
 	ELSE
 		level := ARRAY[b.empty - greatest(0, b.written - clock), b.empty_part];
+		IF b.hold > 0 THEN
+			ends := b.hold - greatest(0, b.written - clock);
+			IF ends <= clock THEN
+				ends := 0;
+			END IF;
+		END IF;
 		IF (b.unit, b.unit_part, b.parts, b.burst) = (new_unit, new_unit_part, new_parts, new_burst) THEN
 			changed := changed OR b.version < new_version;
 		ELSIF b.version < new_version THEN
 			-- shaper.BucketRate.Rescale, rounded up to whole microseconds.
 			changed := true;
+			start := greatest(clock, ends);
 			fraction := b.parts::numeric * new_parts;
 			old_time := (b.unit::numeric * b.parts + b.unit_part) * new_parts;
 			new_time := (new_unit::numeric * new_parts + new_unit_part) * b.parts;
-			span := (level[1] - clock) * fraction + level[2] * new_parts::numeric;
-			level := now;
+			span := (level[1] - start) * fraction + level[2] * new_parts::numeric;
+			level := ARRAY[start, 0];
 			IF span > 0 THEN
 				next := least(span - least((b.burst - 1) * old_time, longest * fraction), 2000000 * fraction);
 				empty_in := div(span * new_time + fraction * old_time - 1, fraction * old_time);
@@ -87,7 +103,7 @@ BEGIN
 						div(next * old_time + (span - next) * new_time + fraction * old_time - 1, fraction * old_time),
 						div(next + least((new_burst - 1) * new_time, longest * fraction) + fraction - 1, fraction));
 				END IF;
-				level := ARRAY[clock + least(empty_in, longest)::bigint, 0];
+				level := ARRAY[start + least(empty_in, longest)::bigint, 0];
 			END IF;
 		ELSE
 			level := greatest(level, now);
@@ -99,6 +115,16 @@ BEGIN
 
 	IF clock >= seen THEN
 		level := greatest(level, ARRAY[high, high_part]);
+		IF told > clock AND told > ends THEN
+			ends := told;
+			changed := true;
+		END IF;
+	END IF;
+	IF ends > 0 THEN
+		-- The time of a unit less than the burst, as shaper.BucketRate.Times has it.
+		fraction := (new_burst - 1) * (new_unit::numeric * new_parts + new_unit_part);
+		level := greatest(level, CASE WHEN fraction >= longest::numeric * new_parts THEN ARRAY[ends + longest, 0]
+			ELSE ARRAY[ends + div(fraction, new_parts)::bigint, mod(fraction, new_parts)::bigint] END);
 	END IF;
 	level := greatest(level, now);
 	b.before := level[1];
@@ -117,6 +143,7 @@ BEGIN
 	b.unit_part := new_unit_part;
 	b.parts := new_parts;
 	b.burst := new_burst;
+	b.hold := ends;
 	RETURN b;
 END $step$;
 
@@ -125,11 +152,11 @@ END $step$;
 -- row gets an empty one first, which nobody else sees, so that the same is true for it.
 --
 -- If async is true, the end of the transaction does not wait for the disk.
-CREATE OR REPLACE FUNCTION leaky_buckets_take(
+CREATE OR REPLACE FUNCTION leaky_buckets_ask(
 	bucket_key bytea,
 	rise bigint, rise_part bigint, room bigint, room_part bigint, ahead bigint,
 	new_version bigint, new_unit bigint, new_unit_part bigint, new_parts bigint, new_burst bigint,
-	high bigint, high_part bigint, seen bigint, guard bigint, async boolean
+	high bigint, high_part bigint, seen bigint, told bigint, guard bigint, async boolean
 ) RETURNS leaky_buckets LANGUAGE plpgsql AS $take$
 DECLARE
 	answer leaky_buckets;
@@ -140,11 +167,11 @@ BEGIN
 	LOOP
 		INSERT INTO leaky_buckets AS b (key) VALUES (bucket_key)
 		ON CONFLICT (key) DO UPDATE SET (
-			empty, empty_part, written, version, unit, unit_part, parts, burst, asked, ok, cold, before, before_part
+			empty, empty_part, written, version, unit, unit_part, parts, burst, hold, asked, ok, cold, before, before_part
 		) = (
-			SELECT s.empty, s.empty_part, s.written, s.version, s.unit, s.unit_part, s.parts, s.burst, s.asked, s.ok, s.cold, s.before, s.before_part
+			SELECT s.empty, s.empty_part, s.written, s.version, s.unit, s.unit_part, s.parts, s.burst, s.hold, s.asked, s.ok, s.cold, s.before, s.before_part
 			FROM leaky_buckets_step(b, rise, rise_part, room, room_part, ahead,
-				new_version, new_unit, new_unit_part, new_parts, new_burst, high, high_part, seen, guard) AS s
+				new_version, new_unit, new_unit_part, new_parts, new_burst, high, high_part, seen, told, guard) AS s
 		)
 		RETURNING b.* INTO answer;
 		EXIT WHEN answer.asked > 0;
@@ -152,6 +179,19 @@ BEGIN
 	RETURN answer;
 END $take$;
 
+-- The Take of version 1, for processes of that version: they neither tell a hold nor learn of one, but
+-- the level lets none of their requests leave before its end. (A call that is under way while the
+-- column is added fails, as the row that it returns is another then.)
+CREATE OR REPLACE FUNCTION leaky_buckets_take(
+	bucket_key bytea,
+	rise bigint, rise_part bigint, room bigint, room_part bigint, ahead bigint,
+	new_version bigint, new_unit bigint, new_unit_part bigint, new_parts bigint, new_burst bigint,
+	high bigint, high_part bigint, seen bigint, guard bigint, async boolean
+) RETURNS leaky_buckets LANGUAGE sql AS $take$
+	SELECT * FROM leaky_buckets_ask(bucket_key, rise, rise_part, room, room_part, ahead,
+		new_version, new_unit, new_unit_part, new_parts, new_burst, high, high_part, seen, 0, guard, async)
+$take$;
+
 -- Migrate replaces functions whose version is lower than this one, or missing, and no others.
 -- A change of a function comes with the next number.
-COMMENT ON FUNCTION leaky_buckets_take IS 'pgbucket v1';
+COMMENT ON FUNCTION leaky_buckets_take IS 'pgbucket v2';

@@ -76,7 +76,7 @@ func (b *Bucket) Take(ctx context.Context, t shared.Take) (shared.Taken, error) 
 	rise, room := t.Rise(), t.Room()
 	answer, err := b.run(ctx, takeScript, t.Key, []any{
 		t.Rate.Version, numbersText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, room.Micros, room.Part,
-		t.Ahead.Microseconds(), t.Guard.Microseconds(), t.High.Micros, t.High.Part, t.Seen,
+		t.Ahead.Microseconds(), t.Guard.Microseconds(), t.High.Micros, t.High.Part, t.Seen, t.Hold,
 	})
 	if err := b.failed(ctx, t.Key, err); err != nil {
 		return shared.Taken{}, err
@@ -153,10 +153,11 @@ func numbersText(r shared.BucketRate) string {
 }
 
 // parseTaken parses the text of a script's answer: "ok cold now micros part", followed by the rate
-// in force if it is another.
+// in force if it is another, and by "@micros", the end of the hold, if there is one.
 func parseTaken(text string) (shared.Taken, bool) {
 	var numbers [12]int64
 	count := 0
+	text, hold, held := strings.Cut(text, " @")
 	for word := range strings.SplitSeq(text, " ") {
 		n, err := strconv.ParseInt(word, 10, 64)
 		if err != nil || count == len(numbers) {
@@ -172,6 +173,12 @@ func parseTaken(text string) (shared.Taken, bool) {
 	if count == len(numbers) {
 		r := numbers[5:]
 		t.Other = &shared.BucketRate{Version: r[0], Micros: r[1], Part: r[2], Parts: r[3], Burst: r[4]}
+	}
+	if held {
+		var err error
+		if t.Hold, err = strconv.ParseInt(hold, 10, 64); err != nil {
+			return shared.Taken{}, false
+		}
 	}
 	return t, count == 5 || count == len(numbers)
 }

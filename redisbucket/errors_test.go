@@ -96,7 +96,7 @@ func aCallEndsWithItsContext(t *testing.T, server *servers.Redis) {
 }
 
 func TestTheAnswerOfAnotherScriptIsAnError(t *testing.T) {
-	for _, text := range []string{"", "1 0 1 2", "1 0 1 2 3 4", "1 0 1 2 x", "1 0 1 2 3 1 2 3 4 5 6 7 8"} {
+	for _, text := range []string{"", "1 0 1 2", "1 0 1 2 3 4", "1 0 1 2 x", "1 0 1 2 3 1 2 3 4 5 6 7 8", "1 0 1 2 3 @", "1 0 1 2 3 @x", "1 0 1 2 3 @4 5", "1 0 1 2 @4"} {
 		_, ok := redisbucket.ParseTaken(text)
 		require.False(t, ok, text)
 	}
@@ -132,6 +132,32 @@ func aUserWithTheDocumentedRightsCanUseABucket(t *testing.T, server *servers.Red
 	require.ErrorContains(t, err, "NOPERM")
 }
 
+// A process of a version that knows of no holds takes a state with one for none, and the next process that knows of the hold
+// mends it. Without a hold both write the same state.
+func TestAScriptWithoutHoldsTakesAHeldStateForNone(t *testing.T) {
+	old, err := os.ReadFile("testdata/take_without_holds.lua")
+	require.NoError(t, err)
+	ctx, client := within(t), connect(t, servers.StartRedis(t).Addr)
+	bucket := redisbucket.New(client)
+	older := func() string {
+		answer, err := client.Eval(ctx, string(old), []string{"shaper:key"}, 1, "3600000000 0 1 1 0 0", 1, 3600000000, 0, 0, 0, 0, 0, 0, 0, 0).Text()
+		require.NoError(t, err)
+		return answer[:3]
+	}
+	require.Equal(t, "1 1", older(), "taken, and there was no state")
+	require.False(t, taken(t, bucket, "key"), "what the old script writes is a state")
+	tell := one("key")
+	tell.Hold, tell.First = time.Now().Add(3*time.Hour).UnixMicro(), 2
+	held, err := bucket.Take(ctx, tell)
+	require.NoError(t, err)
+	require.Equal(t, tell.Hold, held.Hold)
+	require.Equal(t, "1 1", older(), "it is lost for the old script")
+	require.False(t, taken(t, bucket, "key"))
+	held, err = bucket.Take(ctx, tell)
+	require.NoError(t, err)
+	require.Equal(t, [2]int64{tell.Hold, tell.Hold}, [2]int64{held.Hold, held.Empty.Micros}, "who knows of the hold mends it")
+}
+
 // A state that somebody has written by hand, or another program, must neither stop the
 // rate nor make each call an error. The suite has the numbers that are outside of their ranges.
 func TestADamagedStateIsNone(t *testing.T) { onEach(t, aDamagedStateIsNone) }
@@ -147,7 +173,7 @@ func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
 	at := strconv.FormatInt(now, 10)
 	rate := " 1 3600000000 0 1 1 0 0" // with its version
 	for _, state := range []string{
-		"", " ", "garbage", "-1", "1e15", at, good + " ", " " + good, good + "\n", good + " 1", "x" + good[1:],
+		"", " ", "garbage", "-1", "1e15", at, good + " ", " " + good, good + "\n", good + " 1", good + " @", good + " @-1", good + " @99999999999999999", good + " @1 1", "x" + good[1:],
 		"-1 0 " + at + rate, "nan 0 " + at + rate, "inf 0 " + at + rate, "0x7fffffffffff 0 " + at + rate,
 		"99999999999999999999 0 " + at + rate, // the far future
 		"9999999999999999 0 9999999999999999" + rate,

@@ -5,13 +5,15 @@
 --
 -- KEYS[1] has "micros part at rate": Empty, when it was written, and the rate in force,
 -- which is its version and its numbers: "micros part parts burst" and the room of a request
--- of cost 1, "micros part". Without arguments nothing is asked.
+-- of cost 1, "micros part". While a hold lasts its end follows, as "@micros"; the version of this
+-- script that knows of none takes that for no state. Without arguments nothing is asked.
 if not ARGV[1] then return '' end
 local version, numbers, parts = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 local rise, rise_part = tonumber(ARGV[4]), tonumber(ARGV[5])
 local room, room_part = tonumber(ARGV[6]), tonumber(ARGV[7])
 local ahead, guard = tonumber(ARGV[8]), tonumber(ARGV[9])
 local high, high_part, seen = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
+local told = tonumber(ARGV[13]) -- the hold that the process knows; 0: none
 local limit = 9007199254740992 -- 2^53
 
 local time = redis.call('TIME')
@@ -34,16 +36,21 @@ local function fields(text)
   }
 end
 
--- read returns Empty, when it was written, the version of the rate in force, and the numbers
--- of that rate if they are others. It returns nil for a state that is damaged.
+-- read returns Empty, when it was written, the version of the rate in force, the end of the hold or 0,
+-- and the numbers of that rate if they are others. It returns nil for a state that is damaged.
 local function read(text)
   local m, p, at, v, held = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (.+)$')
   if not m then return nil end
   m, p, at, v = tonumber(m), tonumber(p), tonumber(at), tonumber(v)
-  if m > limit or at > limit or at < 1 or v > limit then return nil end
+  local hold = 0
+  if held ~= numbers then
+    local rate, ends = string.match(held, '^(%d+ %d+ %d+ %d+ %d+ %d+) @(%d+)$')
+    if rate then held, hold = rate, tonumber(ends) end
+  end
+  if m > limit or at > limit or at < 1 or v > limit or hold > limit then return nil end
   if held == numbers then
     if p >= parts then return nil end
-    return m, p, at, v, nil
+    return m, p, at, v, hold, nil
   end
   local f, own = fields(held), fields(numbers)
   if not f or f.parts < 1 or f.parts > 1e12 or p >= f.parts
@@ -51,7 +58,7 @@ local function read(text)
     or #f.burst > 19 or (#f.burst == 19 and f.burst > '9223372036854775807') or tonumber(f.burst) < 1 or f.room > limit / 4 or f.room_part >= f.parts then return nil end
   -- The room follows from the rest, so it can't be all that differs.
   if f.unit == own.unit and f.unit_part == own.unit_part and f.parts == own.parts and f.burst == own.burst then return nil end
-  return m, p, at, v, f
+  return m, p, at, v, hold, f
 end
 
 -- later returns the later of two instants of the same parts.
@@ -61,10 +68,10 @@ local function later(m, p, m2, p2)
 end
 
 -- rescale returns the whole microseconds at which the level reaches 0 after a change of
--- the rate. Where a double would not do it calculates with pairs of them, whose sum is the
+-- the rate, as of an instant. Where a double would not do it calculates with pairs of them, whose sum is the
 -- number: two_sum and two_product are exact (Dekker, Veltkamp). What decides whether slots
 -- of the old rate are still to come is compared exactly.
-local function rescale(m, p, old, new)
+local function rescale(m, p, old, new, from)
   local max_ahead, longest = 2000000, limit / 4
   local function two_sum(a, b)
     local s = a + b
@@ -106,8 +113,8 @@ local function rescale(m, p, old, new)
     return whole + math.ceil(a - whole + a2 + 1e-6)
   end
 
-  m = m - now
-  if m < 0 or (m == 0 and p == 0) then return now end
+  m = m - from
+  if m < 0 or (m == 0 and p == 0) then return from end
   local unit, unit2 = span(new.unit, new.unit_part, new.parts)
   local ratio, ratio2 = over(unit, unit2, span(old.unit, old.unit_part, old.parts))
   local level, level2 = span(m, p, old.parts)
@@ -124,12 +131,16 @@ local function rescale(m, p, old, new)
     rest, rest2 = times(rest, rest2, ratio, ratio2)
     wait = math.max(wait, up(plus(rest, rest2, n, n2)), up(plus(n, n2, span(new.room, new.room_part, new.parts))))
   end
-  return now + math.min(wait, longest)
+  return from + math.min(wait, longest)
 end
+
+local hold = 0 -- while one lasts, when it ends
 
 local function write(m, p)
   local ttl = math.ceil((m - now) / 1000) + 60000
-  redis.call('SET', KEYS[1], string.format('%.0f %.0f %.0f %.0f ', m, p, now, version) .. numbers, 'PX', string.format('%.0f', ttl))
+  local state = string.format('%.0f %.0f %.0f %.0f ', m, p, now, version) .. numbers
+  if hold > 0 then state = state .. string.format(' @%.0f', hold) end
+  redis.call('SET', KEYS[1], state, 'PX', string.format('%.0f', ttl))
 end
 
 -- unchanged changes nothing, but fails where a write would fail: a replica must not answer
@@ -137,28 +148,37 @@ end
 local function unchanged() redis.call('SETRANGE', KEYS[1], 0, '') end
 
 local function answer(ok, cold, m, p, other)
+  if hold > 0 then other = other .. string.format(' @%.0f', hold) end
   return string.format('%d %d %.0f %.0f %.0f', ok, cold, now, m, p) .. other
 end
 
-local m, p, at, held, old = read(state or '')
+local m, p, at, held, ends, old = read(state or '')
 local cold, changed = 0, false
 if not m then -- 1.
-  m, p, cold, changed = now + guard, 0, 1, true
+  m, p, ends, cold, changed = now + guard, 0, 0, 1, true
 elseif at > now then -- 2.
-  m, changed = m - (at - now), true
+  m, ends, changed = m - (at - now), ends - (at - now), true
 end
+if ends > now then hold = ends end
 if old then -- 3.
   if held >= version then
     unchanged()
     m, p = later(m, p, now, 0)
     return answer(0, 0, m, p, string.format(' %.0f ', held) .. old.text)
   end
-  m, p, changed = rescale(m, p, old, fields(numbers)), 0, true
+  m, p, changed = rescale(m, p, old, fields(numbers), math.max(now, hold)), 0, true
 elseif cold == 0 then
   changed = changed or held < version
   version = math.max(held, version)
 end
-if now >= seen then m, p = later(m, p, high, high_part) end -- 4.
+if now >= seen then -- 4.
+  m, p = later(m, p, high, high_part)
+  if told > now and told > hold then hold, changed = told, true end
+end
+if hold > 0 then -- 4b.
+  local own = fields(numbers)
+  m, p = later(m, p, hold + own.room, own.room_part)
+end
 m, p = later(m, p, now, 0) -- 5.
 
 local first, first_part = m - room, p - room_part -- 6.

@@ -85,23 +85,23 @@ func (e *engine) encode(l shared.BucketLevel) string {
 		r.Burst = int64(float64(r.Burst))
 	}
 	return strings.Join([]string{number(l.Empty.Micros), fmt.Sprint(l.Empty.Part), fmt.Sprint(r.Version), fmt.Sprint(r.Micros),
-		fmt.Sprint(r.Part), fmt.Sprint(r.Parts), fmt.Sprint(r.Burst), fmt.Sprint(l.At)}, " ")
+		fmt.Sprint(r.Part), fmt.Sprint(r.Parts), fmt.Sprint(r.Burst), fmt.Sprint(l.At), fmt.Sprint(l.Hold)}, " ")
 }
 
 // decode returns the state of a text; false if it is none.
 func (e *engine) decode(text string) (l shared.BucketLevel, ok bool, err error) {
 	r := &l.Rate
-	n, err := fmt.Sscanf(text, "%d %d %d %d %d %d %d %d", &l.Empty.Micros, &l.Empty.Part, &r.Version, &r.Micros, &r.Part, &r.Parts, &r.Burst, &l.At)
+	n, err := fmt.Sscanf(text, "%d %d %d %d %d %d %d %d %d", &l.Empty.Micros, &l.Empty.Part, &r.Version, &r.Micros, &r.Part, &r.Parts, &r.Burst, &l.At, &l.Hold)
 	if text != "" && err != nil && e.is("a text that can't be read is an error") {
 		return l, false, errors.New("can't read the state")
 	}
-	if n < 8 || err != nil {
+	if n < 9 || err != nil {
 		return shared.BucketLevel{}, false, nil
 	}
 	const most = 1 << 53
 	within := func(n, least, most int64) bool { return least <= n && n <= most }
 	switch {
-	case !within(r.Version, 0, most), !within(r.Micros, 0, 1<<51), r.Micros+r.Part <= 0, r.Burst < 1, !within(l.At, 1, most),
+	case !within(r.Version, 0, most), !within(r.Micros, 0, 1<<51), r.Micros+r.Part <= 0, r.Burst < 1, !within(l.At, 1, most), !within(l.Hold, 0, most),
 		!within(l.Empty.Micros, 0, most), !within(r.Parts, 1, 1e12), !within(r.Part, 0, r.Parts-1):
 		return shared.BucketLevel{}, false, nil
 	case !within(l.Empty.Part, 0, r.Parts-1) && !e.is("a part may be too great"):
@@ -171,7 +171,10 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 			next.Empty.Micros += t.Guard.Microseconds()
 		}
 	default:
-		next.Empty = l.Empty
+		next.Empty, next.Hold = l.Empty, l.Hold
+		if l.At > now && !e.is("a hold does not go back with the clock") {
+			next.Hold = max(0, l.Hold-(l.At-now))
+		}
 		if l.At > now && !e.is("the clock never goes back") {
 			next.Empty.Micros -= l.At - now
 			write = !e.is("the clock that went back is not written")
@@ -180,7 +183,7 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 			if l.Rate.Version < r.Version {
 				write = write || !e.is("a newer version of the rate is not written with a refusal")
 				if e.is("a newer version of the rate is a change of the rate") {
-					next.Empty = e.rescale(r, l.Rate, next.Empty, now)
+					next.Empty = e.rescale(r, l.Rate, next.Empty, max(now, next.Hold))
 				}
 			}
 			if !e.is("the greater version is forgotten") {
@@ -189,8 +192,15 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 			break
 		}
 		if r.Version > l.Rate.Version || e.is("the rate of the latest call is in force") || e.is("of one version the latest call's is in force") && r.Version == l.Rate.Version {
-			next.Empty, write = e.rescale(r, l.Rate, next.Empty, now), !e.is("a new rate is not written with a refusal")
+			from := max(now, next.Hold)
+			if e.is("a new rate stretches a hold") {
+				from = now
+			}
+			next.Empty, write = e.rescale(r, l.Rate, next.Empty, from), !e.is("a new rate is not written with a refusal")
 			break
+		}
+		if next.Hold > now && !e.is("an older rate is not told of a hold") {
+			answer.Hold = next.Hold
 		}
 		answer.Empty = next.Empty.Later(shared.Instant{Micros: now})
 		if e.is("Empty may be before Now") {
@@ -203,6 +213,9 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 		case e.is("a Take at an older rate writes"):
 			l.Empty = l.Empty.Later(t.High)
 			return l, true, answer
+		case e.is("an older rate makes a hold longer"):
+			l.Hold = max(l.Hold, t.Hold)
+			return l, true, answer
 		}
 		return l, false, answer
 	}
@@ -214,6 +227,28 @@ func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) 
 		if next.Empty.Later(high) != next.Empty {
 			next.Empty, write = high, write || e.is("High is written with a refusal")
 		}
+	}
+	if told := t.Hold; now >= t.Seen || e.is("a hold of another clock counts") {
+		switch {
+		case told <= now && !e.is("a hold that has ended is told"):
+		case told > next.Hold, e.is("the shorter hold wins"):
+			next.Hold, write = told, write || !e.is("a hold is not written with a refusal")
+		}
+	}
+	if next.Hold > now || next.Hold > 0 && e.is("a hold that has ended is told") {
+		room := r.Times(r.Burst - 1)
+		if e.is("a burst follows a hold") {
+			room = shared.Instant{}
+		}
+		answer.Hold = next.Hold
+		if !e.is("a hold is told and not kept") {
+			next.Empty = next.Empty.Later(r.Plus(shared.Instant{Micros: next.Hold}, room))
+		}
+	} else {
+		next.Hold = 0
+	}
+	if e.is("a hold is a level alone") {
+		next.Hold = 0
 	}
 	if !e.is("idle time is saved up") {
 		next.Empty = next.Empty.Later(shared.Instant{Micros: now})
@@ -334,6 +369,8 @@ func (e *engine) GiveBack(ctx context.Context, t shared.Take, end shared.Instant
 		return nil
 	case e.is("GiveBack drops parts"):
 		l.Empty.Micros -= t.Rise().Micros
+	case e.is("GiveBack ends a hold"):
+		l.Empty, l.Hold = t.Rate.Minus(l.Empty, t.Rise()), 0
 	default:
 		l.Empty = t.Rate.Minus(l.Empty, t.Rise())
 	}

@@ -238,6 +238,8 @@ func problemOf(t shared.Take) string {
 		return "Rate.Parts must be from 1 to 10¹², and Rate.Part from 0 to less than Parts"
 	case r.Micros < 0 || r.Micros == 0 && r.Part == 0 || r.Burst < 1:
 		return "the time of a unit must be above 0, and Burst at least 1"
+	case t.Hold < 0 || t.Hold > 1<<53:
+		return "Hold must be from 0 to 2⁵³"
 	case t.High.Part < 0 || t.High.Part >= r.Parts:
 		return "High.Part must be from 0 to less than Rate.Parts"
 	}

@@ -151,6 +151,7 @@ func TestAMemoryTakesNoTakeThatIsWrong(t *testing.T) {
 		func(t *shared.Take) { t.Rate.Burst = 0 },
 		func(t *shared.Take) { t.Rate.Version = -1 },
 		func(t *shared.Take) { t.High.Part = 1 },
+		func(t *shared.Take) { t.Hold = -1 },
 	} {
 		wrong := take(1, 0)
 		spoil(&wrong)

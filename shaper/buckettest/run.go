@@ -82,6 +82,7 @@ type tester struct {
 	prefix string
 	levels map[string]shared.BucketLevel
 	random *rand.Rand
+	holds  bool // the Bucket knows of holds; see knowsHolds
 }
 
 func newTester(r reporter, b shared.Bucket) *tester {
@@ -142,7 +143,7 @@ func (c *tester) follow(t shared.Take, got shared.Taken) {
 	allowed := 2 + (want.Empty.Micros-got.Now)/100_000_000_000_000 // Floats have 16 digits.
 	if late := got.Empty.Micros - want.Empty.Micros; isNew && got.Empty.Part == 0 && want.Empty.Part == 0 && 0 < late && late <= allowed {
 		// Whatever has been taken, the state that was written follows from the answer.
-		next, want = t.Apply(shared.BucketLevel{Empty: got.Empty, Rate: t.Rate, At: got.Now}, got.Now)
+		next, want = t.Apply(shared.BucketLevel{Empty: got.Empty, Rate: t.Rate, At: got.Now, Hold: want.Hold}, got.Now)
 	}
 	c.must(reflect.DeepEqual(got, want), "the answer to\n%+v\nat the state\n%+v\nis\n%s\nmust be\n%s", t, before, answerText(got), answerText(want))
 	c.levels[t.Key] = next
@@ -153,7 +154,7 @@ func answerText(t shared.Taken) string {
 	if t.Other != nil {
 		other = fmt.Sprintf("%+v", *t.Other)
 	}
-	return fmt.Sprintf("{OK:%t Now:%d Empty:%+v Cold:%t Other:%s}", t.OK, t.Now, t.Empty, t.Cold, other)
+	return fmt.Sprintf("{OK:%t Now:%d Empty:%+v Cold:%t Hold:%d Other:%s}", t.OK, t.Now, t.Empty, t.Cold, t.Hold, other)
 }
 
 // takes is take for a Take that must be allowed, and returns the state after it.
@@ -199,9 +200,11 @@ func checkRandom(c *tester) {
 		unit(123_456, 789_012_345_679, 999_999_999_989, 2), slow,
 	}
 	met := kinds{}
+	c.holds = c.knowsHolds()
 	upTo := func(most int64) int64 { return c.random.Int64N(most+1) >> c.random.IntN(64) } // any magnitude
 	inForce := map[string]shared.BucketRate{}
 	high := map[string]shared.BucketLevel{} // what a process knows
+	clock := int64(0)                       // the latest reading
 	for range times(1000) {
 		key := fmt.Sprint("k", c.random.IntN(3))
 		r, ok := inForce[key]
@@ -223,6 +226,12 @@ func checkRandom(c *tester) {
 			t.High, t.Seen = known.Empty, known.At+c.random.Int64N(3)-1
 			if c.random.IntN(4) == 0 {
 				t.Seen += 3_600_000_000
+			}
+		}
+		if c.holds && c.random.IntN(15) == 0 {
+			t.Hold = max(0, clock-2000+c.random.Int64N(40_000))
+			if c.random.IntN(4) == 0 { // to tell of it alone
+				t.Cost, t.First = 1, r.Burst+1
 			}
 		}
 		switch c.random.IntN(40) {
@@ -255,16 +264,23 @@ func checkRandom(c *tester) {
 		default:
 			before := c.levels[t.Key]
 			got := c.take(t)
+			clock = got.Now
 			if got.OK {
 				high[t.Key] = c.levels[t.Key]
 			}
 			met.take(t, before, got)
+			met.note("held", got.Hold > 0)
+			met.note("held at another rate", got.Hold > 0 && got.Other != nil)
 			if l := c.levels[t.Key]; c.random.IntN(4) == 0 && l.Rate.Version >= r.Version {
 				inForce[key] = l.Rate
 			}
 		}
 	}
-	for _, kind := range []string{"taken", "refused", "cold", "another rate", "rescaled", "newer version", "older version", "known", "given back"} {
+	wanted := []string{"taken", "refused", "cold", "another rate", "rescaled", "newer version", "older version", "known", "given back"}
+	if c.holds {
+		wanted = append(wanted, "held", "held at another rate")
+	}
+	for _, kind := range wanted {
 		c.must(met[kind] >= 3, "too few random calls meet %q: %v", kind, met)
 	}
 }
@@ -300,6 +316,10 @@ var checks = []check{
 	{"step 3: versions of one rate do not conflict", checkVersionsOfOneRate},
 	{"step 3: a change of the rate keeps the level", checkRescale},
 	{"step 4: what a process knows heals the state", checkHigh},
+	{"step 4b: nobody leaves before the end of the longest hold", checkHold},
+	{"step 4b: a hold ends, and the rate goes on without a burst", checkHoldEnds},
+	{"step 4b: a hold and a change of the rate", checkHoldAndRates},
+	{"step 4b: a hold and a clock that has gone back", checkHoldAndClock},
 	{"step 5: idle time is not saved up", checkIdle},
 	{"step 6: the first request decides", checkFirst},
 	{"step 6: a refusal takes nothing", checkRefusal},

@@ -111,6 +111,9 @@ type Stats struct {
 
 	Lateness time.Duration // for how long after its instant a slot may be used
 
+	// HoldsAlone says that the Bucket knows of no holds ([Taken.Hold]): those of this process are its own.
+	HoldsAlone bool
+
 	Held       int64  // cost units that are leased and not used yet
 	Ahead      int64  // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared-guarantees.md
 	RoundTrips uint64 // calls of Take, and of GiveBack

@@ -15,7 +15,8 @@ import (
 // Bucket must pass.
 //
 // The state of a key is that instant, which is called Empty here ([BucketLevel.Empty]); the
-// [BucketRate] in force; and the time of the Bucket's clock at which both were written. A
+// [BucketRate] in force; the time of the Bucket's clock at which both were written; and until when
+// a hold lets no request leave ([BucketLevel.Hold]). A
 // key that has no state, or one that can't be read, is at level 0. A Bucket may forget a
 // key a while after its level has reached 0.
 //
@@ -68,6 +69,11 @@ type Take struct {
 	High Instant
 	Seen int64
 
+	// Hold is the latest instant, a reading of the Bucket's clock in microseconds, before which this
+	// process knows that no request may leave; 0: none. A process that has just learnt of one tells
+	// the [Bucket] by a Take that takes nothing, as its First is above the Burst.
+	Hold int64
+
 	// Guard is how far in the future a level without a state reaches 0, so that requests wait while
 	// other processes may still use slots of the state that was lost. With a Burst a request leaves
 	// before the level is 0; a process that wants none to leave for a time adds as much to
@@ -87,6 +93,10 @@ type Taken struct {
 	Empty Instant // when the level reaches 0, without the units taken in this step; not before Now
 	Cold  bool    // there was no state
 
+	// Hold is the reading of the Bucket's clock, in microseconds, before which no request may leave; 0 if
+	// no hold is in force, or if the [Bucket] knows of none. Then holds are each process's own.
+	Hold int64
+
 	// Other is the rate in force if it conflicts with the rate of the [Take]: then nothing was
 	// taken, and Empty counts in the [BucketRate.Parts] of Other. Rates that differ in
 	// nothing but their versions do not conflict.
@@ -94,21 +104,23 @@ type Taken struct {
 }
 
 // A BucketLevel is the state of one key of a [Bucket]: the instant at which the level
-// reaches 0, the rate in force, and the reading of the Bucket's clock, in microseconds,
-// at which both were written. The zero BucketLevel stands for a key without a state. A
+// reaches 0, the rate in force, the reading of the Bucket's clock, in microseconds,
+// at which both were written, and the reading before which no request may leave, 0 if there is no
+// such hold. The zero BucketLevel stands for a key without a state. A
 // Bucket takes a state that is damaged for none: one that is not of this form, or has a
 // number outside of its range.
 type BucketLevel struct {
 	Empty Instant // Micros is from 0 to 2⁵³, and Part less than Rate.Parts
 	Rate  BucketRate
 	At    int64 // from 1 to 2⁵³
+	Hold  int64 // from 0 to 2⁵³
 }
 
 // valid reports whether all numbers are within their ranges.
 func (l BucketLevel) valid() bool {
 	const most = 1 << 53
 	return l.Rate.valid() && 0 <= l.Empty.Part && l.Empty.Part < l.Rate.Parts &&
-		0 <= l.Empty.Micros && l.Empty.Micros <= most && 0 < l.At && l.At <= most
+		0 <= l.Empty.Micros && l.Empty.Micros <= most && 0 < l.At && l.At <= most && 0 <= l.Hold && l.Hold <= most
 }
 
 // Apply is the atomic step of [Bucket.Take]. l is the state of the key, and now the
@@ -122,46 +134,63 @@ func (l BucketLevel) valid() bool {
 //  1. Without a state the answer is [Taken.Cold], [BucketLevel.Empty] is now + t.Guard, and
 //     t.Rate comes into force. That is written even if nothing is taken: otherwise the guard
 //     would begin again with each Take, and would not end.
-//  2. If the state was written at a time w after now, the clock has gone back, and Empty
-//     becomes Empty − (w − now).
+//  2. If the state was written at a time w after now, the clock has gone back. Empty
+//     becomes Empty − (w − now), and Hold, if there is one, becomes earlier by as much, but not below 0.
 //  3. If the rate in force and t.Rate differ in their versions at most, the greater version
 //     comes into force, and nothing else changes. Otherwise the greater version decides. If
 //     t.Rate has the greater version, it comes into force, and Empty becomes the result of
-//     [BucketRate.Rescale]. If it is not, or if both are equal, nothing is taken or written,
-//     and the answer has the rate in force in [Taken.Other].
+//     [BucketRate.Rescale], as of now or of Hold if that is later: a hold is time, which a rate does not
+//     stretch. If it is not, or if both are equal, nothing is taken or written,
+//     and the answer has the rate in force in [Taken.Other], and the hold in force.
 //  4. If t.High is after Empty, and now is not before t.Seen, Empty becomes t.High: the
 //     state has been lost, or an old copy of it has been restored. Where now is before
 //     t.Seen, the clock has gone back since.
+//     4b. Hold becomes t.Hold if that is later, and now is not before t.Seen. While Hold is after now, Empty
+//     is at least Hold plus the time of Burst − 1 units, at the rate in force: so a request of cost 1
+//     leaves when the hold ends, and the others follow at the rate, without a burst. A Hold that is not
+//     after now has ended, and becomes 0. The answer has the Hold that is in force.
 //  5. If Empty is before now it becomes now: time in which no request leaves is not saved up.
 //  6. If Empty − t.Room() is at most now + t.Ahead, a request of cost [Take.First] could
 //     leave: the answer is [Taken.OK], and Empty becomes Empty + t.Rise(). Else nothing is
 //     taken.
 //
 // The state is written if something has been taken, if t.Rate or its version has come into
-// force (step 1 or 3), or if the clock has gone back. A Bucket keeps it at least until
+// force (step 1 or 3), if the clock has gone back, or if Hold has become later and is after now. A Bucket keeps it at least until
 // Empty, and for a minute longer.
 func (t Take) Apply(l BucketLevel, now int64) (BucketLevel, Taken) {
 	answer := Taken{Now: now, Cold: !l.valid()}
 	next := BucketLevel{Empty: Instant{Micros: now + t.Guard.Microseconds()}, Rate: t.Rate, At: now}
 	changed := answer.Cold
 	if !answer.Cold {
-		next.Empty = l.Empty
+		next.Empty, next.Hold = l.Empty, l.Hold
 		if l.At > now {
-			next.Empty.Micros, changed = l.Empty.Micros-(l.At-now), true
+			next.Empty.Micros, next.Hold, changed = l.Empty.Micros-(l.At-now), max(0, l.Hold-(l.At-now)), true
 		}
 		switch {
 		case l.Rate.Agrees(t.Rate):
 			next.Rate.Version = max(l.Rate.Version, t.Rate.Version)
 			changed = changed || l.Rate.Version < t.Rate.Version
 		case l.Rate.Version < t.Rate.Version:
-			next.Empty, changed = t.Rate.Rescale(l.Rate, next.Empty, now), true
+			next.Empty, changed = t.Rate.Rescale(l.Rate, next.Empty, max(now, next.Hold)), true
 		default:
 			answer.Empty, answer.Other = next.Empty.Later(Instant{Micros: now}), &l.Rate
+			if next.Hold > now {
+				answer.Hold = next.Hold
+			}
 			return l, answer
 		}
 	}
 	if now >= t.Seen {
 		next.Empty = next.Empty.Later(t.High)
+		if t.Hold > next.Hold {
+			next.Hold, changed = t.Hold, changed || t.Hold > now
+		}
+	}
+	if next.Hold > now {
+		answer.Hold = next.Hold
+		next.Empty = next.Empty.Later(t.Rate.Plus(Instant{Micros: next.Hold}, t.Rate.Times(t.Rate.Burst-1)))
+	} else {
+		next.Hold = 0
 	}
 	next.Empty = next.Empty.Later(Instant{Micros: now})
 	answer.Empty = next.Empty
