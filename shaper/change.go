@@ -80,7 +80,8 @@ func (f *flow) checkChange(to Limits) error {
 // pause. Requests can still enter the line and give up, and predictions take the hold into account. Of several holds
 // the one that ends last counts. Hold(0) ends them all; a negative d changes nothing. The bucket leaks during a
 // hold: when it ends, the first request leaves at once, and the others as from a bucket that has not been used
-// since.
+// since. With a [shared.Bucket] a hold is of all processes, for a day at most, and Hold(0) ends what this process
+// holds; when it ends, requests leave at the rate, without a burst.
 func (s *Shaper) Hold(d time.Duration) {
 	s.mustBeMade()
 	if d < 0 {
@@ -94,6 +95,9 @@ func (s *Shaper) Hold(d time.Duration) {
 // holdLocked is Hold for a flow.
 func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
 	d.markDirtyLocked(f)
+	if lv := f.remote(); lv != nil {
+		span = lv.hold(now, span)
+	}
 	if span > 0 {
 		d.holdUntilLocked(f, now, exact.Sum(now, int64(min(span, horizon))))
 		return

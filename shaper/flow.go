@@ -1,6 +1,8 @@
 package shaper
 
 import (
+	"time"
+
 	"example.com/leakybucket/internal/exact"
 
 	"example.com/leakybucket/shaper/shared"
@@ -65,7 +67,10 @@ type remote interface {
 	moved(now int64)
 
 	change(to *plan) // other limits are put in force
-	given() *plan    // the plan as it was given to the flow; its bucket may have another one
+	// hold is told of a hold of the flow that is about to begin now, or of the end of it, which is a span of 0. It
+	// returns the span of it.
+	hold(now int64, span time.Duration) time.Duration
+	given() *plan // the plan as it was given to the flow; its bucket may have another one
 
 	busy(now int64) bool       // it is in use, so the flow must stay
 	refusesAll(now int64) bool // a newcomer is refused whatever the line and the limits are

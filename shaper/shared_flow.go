@@ -29,15 +29,16 @@ type sharedFlow struct {
 	fallback bool        // requests leave by the flow's own bucket, at the rate of the Fallback
 	fellWith exact.Nanos // when that bucket's level would have reached 0 if none had left in the fallback
 
-	pump  pump
-	meter meter
+	pump    pump
+	meter   meter
+	holding holding
 }
 
 // add makes the sharedFlow of a flow, whose bucket has the plan of its [Limits].
 func (s *sharedLevels) add(f *flow, key levelKey) {
 	common := s.breakerOf(key.backend)
 	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), all: s, d: s.d, f: f, breaker: common, common: common}
-	sf.pump.sf, sf.meter.sf = sf, sf
+	sf.pump.sf, sf.meter.sf, sf.holding.sf = sf, sf, sf
 	sf.setGivenLocked(f.bucket.plan)
 	sf.SetRate(s.rateOf(sf.was, s.version))
 	s.flows[f] = sf
@@ -47,7 +48,7 @@ func (s *sharedLevels) add(f *flow, key levelKey) {
 // busy reports whether the lease is in use.
 func (sf *sharedFlow) busy(now int64) bool {
 	sf.DropLate(now) // While the Bucket can't be asked nothing is given back.
-	return sf.pump.running || sf.meter.asking > 0 || sf.Leased() > 0
+	return sf.pump.running || sf.holding.running || sf.meter.asking > 0 || sf.Leased() > 0
 }
 
 // usesOwnLevelLocked reports whether requests leave by the flow's own bucket, and use no units: in a
@@ -134,7 +135,9 @@ func (sf *sharedFlow) setGivenLocked(p *plan) {
 func (sf *sharedFlow) change(to *plan) {
 	now, b := sf.d.clock, &sf.f.bucket
 	// The limits of another process, if it has changed them since.
-	before, level := sf.inForceLocked().limits, b.level(sf.d.clock)
+	// A hold is time, and the level above it stays.
+	from := max(now, b.coldOrNone().hold.Ceil())
+	before, level := sf.inForceLocked().limits, b.level(from)
 	sf.setGivenLocked(to)
 	if sf.Off {
 		sf.DropAll()
@@ -156,7 +159,7 @@ func (sf *sharedFlow) change(to *plan) {
 	if fell {
 		sf.checkFallbackLocked(now)
 	}
-	empty := exact.Sum(now, int64(level*float64(b.interval.Whole())))
+	empty := exact.Sum(from, int64(level*float64(b.interval.Whole())))
 	if until := sf.KeptUntil(); until > 0 { // Each of the kept units seems to raise the level.
 		empty = max(empty, exact.Sum(until, -b.interval.Times(sf.Leased()).Whole()))
 	}
@@ -332,7 +335,7 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 		return judges, why
 	case kind != reentry && sf.isUnavailableLocked(now):
 		return refuses, sf.unavailableLocked(now)
-	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || keptOut || sf.fallback):
+	case asks && (f.waiting() > 0 || !f.hasSeat() || sf.holding.keepsLocked(now) || keptOut || sf.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
 		v := f.view()
 		wait := v.expected(f.bucket.wait(now, v.ahead, n))
@@ -421,7 +424,7 @@ func (sf *sharedFlow) stats() shared.Stats {
 		st.Err = sf.breaker.Err
 	}
 	st.RTT, st.Held, st.Lateness = time.Duration(sf.RTT), sf.Leased(), time.Duration(sf.Lateness())
-	st.Ahead = sf.MostAhead()
+	st.Ahead, st.HoldsAlone = sf.MostAhead(), sf.holding.alone
 	if sf.Counts.Leased > 0 {
 		st.Share = 1 / sf.Pace
 	}

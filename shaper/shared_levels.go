@@ -28,8 +28,8 @@ type sharedLevels struct {
 	rates        lease.Rates
 	flows        map[*flow]*sharedFlow
 	breakers     map[string]*lease.Breaker
-	pumps        int            // that run
-	idle         chan struct{}  // closed when the last pump ends; made by the call that waits for its end
+	pumps        int            // that run, and holdings
+	idle         chan struct{}  // closed when the last of them ends; made by the call that waits for its end
 	counts       lease.Counts   // of all leases, also of those that are gone
 	events       []shared.Event // for which the hook is to run, in their order
 	runningHooks bool           // a goroutine runs the hook for them
@@ -215,7 +215,7 @@ func (e tooSlowError) Error() string {
 	return fmt.Sprintf("shaper: Limits.Slack is %v, which is not above the round trip of %v to the shared bucket: no slot could be used in time", e.slack, e.rtt)
 }
 
-// waitForPumps returns when no pump runs. The lock is not held.
+// waitForPumps returns when no pump and no holding runs. The lock is not held.
 func (s *sharedLevels) waitForPumps() {
 	d := s.d
 	d.mu.Lock()
@@ -239,6 +239,7 @@ func (s *sharedLevels) close() {
 	now := d.lockAndAdvance()
 	for _, sf := range s.flows {
 		sf.pump.kickLocked(now)
+		sf.holding.kickLocked(now)
 	}
 	d.unlockAndArm()
 	s.waitForPumps()

@@ -52,7 +52,7 @@ func (m *meter) askAlone(r *request, note func(now int64, dec decision)) (dec de
 	}()
 	for {
 		now := d.lockFlow(f)
-		t := sf.Question(r.cost)
+		t := sf.questionLocked(r.cost, now)
 		sf.breaker.Asks(now, sf.all.timeout)
 		d.unlockAndArm()
 		ctx, cancel := context.WithTimeout(r.ctx, sf.all.timeout)
@@ -178,7 +178,7 @@ func (m *meter) questionFor(batch *[]*question, refused int) (t shared.Take, n i
 		cost += (*batch)[n].cost
 	}
 	sf.breaker.Asks(now, sf.all.timeout)
-	return sf.Question(cost), n
+	return sf.questionLocked(cost, now), n
 }
 
 // askTogether asks the [shared.Bucket] for the requests of a batch. Only if all of them have gone does the

@@ -23,8 +23,8 @@ func (o bucketOption) apply(to *options) { to.shared = sharedOptions(o) }
 
 // WithBucket makes a [Shaper] share its level with all processes whose Shapers have the same [shared.Bucket] and
 // key. [Limits.Rate] and [Limits.Burst] then hold for all of them together; [Limits.Slack] is for how long a slot
-// may be used after its instant. Everything else is each process's own, with its line, which is strictly first in
-// first out. docs/shared-guarantees.md has what is promised.
+// may be used after its instant. A [Shaper.Hold] is of all of them too. Everything else is each process's own, with
+// its line, which is strictly first in first out. docs/shared-guarantees.md has what is promised.
 //
 // A request that finds an idle bucket waits for one round trip; in a busy bucket slots are taken ahead. Requests for
 // which the level has room take no place in line meanwhile, so the line may have up to Burst requests more than

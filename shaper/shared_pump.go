@@ -13,16 +13,30 @@ import (
 // A pump is the goroutine that asks the [shared.Bucket] for a lease: one call at a time. It runs
 // only while there is something to ask, or to wait for.
 type pump struct {
-	sf      *sharedFlow
-	running bool
-	until   int64         // it sleeps until then; 0: it does not sleep
-	wake    chan struct{} // has room for one value; wakes it
+	sf *sharedFlow
+	loop
 
 	probes   bool // a call has come in the fallback since the Bucket was asked last
 	asksRoom bool // it asks for as much as the level has room for
 }
 
-// A step is the next action of a pump.
+// A loop is a goroutine that takes one step after the other while there is one, as a caller of the
+// [shared.Bucket] of a flow.
+type loop struct {
+	running bool
+	until   int64         // it sleeps until then; 0: it does not sleep
+	wake    chan struct{} // has room for one value; wakes it
+}
+
+// A caller says what the steps of a loop are.
+type caller interface {
+	nextStepLocked(now int64) (s step, until int64) // for stepSleep, until when
+	takeLocked(now int64) shared.Take
+	callTake(t shared.Take) // the lock is not held
+	giveBackLocked(now int64) (t shared.Take, end shared.Instant)
+}
+
+// A step is the next action of a loop.
 type step uint8
 
 const (
@@ -65,7 +79,7 @@ func (p *pump) nextStepLocked(now int64) (s step, until int64) {
 	if !p.wantsLocked(now) {
 		return stepEnd, 0
 	}
-	at := max(sf.BusyAt, f.keptUntil()-sf.RTT)
+	at := max(sf.BusyAt, sf.holding.keptUntilLocked()-sf.RTT)
 	if sf.Contended && sf.Leased() == 0 {
 		// Others first, but it asks half an interval before the next slot at the latest.
 		next := exact.Sum(sf.EndsAt, -sf.Interval.Times(sf.Burst-1).Whole())
@@ -99,47 +113,54 @@ func (p *pump) wantsLocked(now int64) bool {
 }
 
 // kickLocked makes the pump take its next step, if there is one.
-func (p *pump) kickLocked(now int64) {
-	sf := p.sf
-	s, until := p.nextStepLocked(now)
+func (p *pump) kickLocked(now int64) { p.loop.kickLocked(p.sf, p, now) }
+
+// giveBackLocked returns the units that are given back.
+func (p *pump) giveBackLocked(now int64) (t shared.Take, end shared.Instant) {
+	return p.sf.GiveBack(now)
+}
+
+// kickLocked makes the loop take its next step, if there is one.
+func (l *loop) kickLocked(sf *sharedFlow, by caller, now int64) {
+	s, until := by.nextStepLocked(now)
 	switch {
-	case p.until > 0 && (s != stepSleep || until < p.until): // also to end: Close waits for that
+	case l.until > 0 && (s != stepSleep || until < l.until): // also to end: Close waits for that
 		select {
-		case p.wake <- struct{}{}:
+		case l.wake <- struct{}{}:
 		default:
 		}
-	case !p.running && s != stepEnd:
-		p.running = true
-		if p.wake == nil {
-			p.wake = make(chan struct{}, 1)
+	case !l.running && s != stepEnd:
+		l.running = true
+		if l.wake == nil {
+			l.wake = make(chan struct{}, 1)
 		}
 		sf.all.pumps++
-		go p.run()
+		go l.run(sf, by)
 	}
 }
 
-// run is the body of the pump. It takes the lock itself.
-func (p *pump) run() {
-	sf, d := p.sf, p.sf.d
+// run is the body of the loop. It takes the lock itself.
+func (l *loop) run(sf *sharedFlow, by caller) {
+	d := sf.d
 	for {
 		now := d.lockAndAdvance()
 		sf.checkFallbackLocked(now)
-		s, until := p.nextStepLocked(now)
+		s, until := by.nextStepLocked(now)
 		switch s {
 		case stepTake:
-			t := p.takeLocked(now)
+			t := by.takeLocked(now)
 			d.unlockAndArm()
-			p.callTake(t)
+			by.callTake(t)
 		case stepGiveBack:
-			t, end := sf.GiveBack(now)
+			t, end := by.giveBackLocked(now)
 			d.unlockAndArm()
-			p.callGiveBack(t, end)
+			sf.callGiveBack(t, end)
 		case stepSleep:
-			p.until = until
+			l.until = until
 			d.unlockAndArm()
-			p.sleep(time.Duration(until - now))
+			l.sleep(d, time.Duration(until-now))
 		default:
-			p.running = false
+			l.running = false
 			if sf.all.pumps--; sf.all.pumps == 0 && sf.all.idle != nil {
 				close(sf.all.idle)
 				sf.all.idle = nil
@@ -150,18 +171,17 @@ func (p *pump) run() {
 	}
 }
 
-// sleep waits for a time, or until the pump is woken. The lock is not held.
-func (p *pump) sleep(span time.Duration) {
-	sf := p.sf
+// sleep waits for a time, or until the loop is woken. The lock is not held.
+func (l *loop) sleep(d *dispatcher, span time.Duration) {
 	timer := time.NewTimer(span)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-p.wake:
+	case <-l.wake:
 	}
-	sf.d.mu.Lock()
-	p.until = 0
-	sf.d.mu.Unlock()
+	d.mu.Lock()
+	l.until = 0
+	d.mu.Unlock()
 }
 
 // takeLocked returns the question for the next stretch: for the first in line that are not
@@ -171,14 +191,12 @@ func (p *pump) takeLocked(now int64) shared.Take {
 	p.probes, p.asksRoom = false, false
 	sf.breaker.Asks(now, sf.all.timeout)
 	if f.waiting() == 0 { // The Bucket is asked whether it can be again.
-		t := sf.Question(1)
+		t := sf.questionLocked(1, now)
 		t.High = t.High.Later(sf.levelAsHighLocked(now))
 		return t
 	}
 	if sf.HasNext() { // So here, and there is no place for more units.
-		t := sf.Question(1)
-		t.First = sf.Burst + 1 // It takes nothing, unless the level is at 0.
-		return t
+		return sf.emptyQuestionLocked(now)
 	}
 	walk := f.line.walk()
 	w, next := walk(), walk()
@@ -191,7 +209,7 @@ func (p *pump) takeLocked(now int64) shared.Take {
 	// If the remaining units do not suffice for a request, all of its cost is leased anew: the
 	// remaining units may be too far from the new ones to be used with them.
 	sf.Largest = max(sf.Largest, w.cost)
-	t := sf.Question(w.cost)
+	t := sf.questionLocked(w.cost, now)
 	unit := max(sf.Interval.Units(exact.At(int64(time.Second))), 0) // per second
 	most := sf.BatchFor(queued, unit)
 	free := int64(math.MaxInt64) // how many may leave before a seat is given back
@@ -243,6 +261,7 @@ func (p *pump) callTake(t shared.Take) {
 			before, due := sf.Add(t, a.taken)
 			interval := sf.PaceInterval()
 			sf.estimateFromLocked(interval, exact.Sum(due, -interval.Times(before).Whole()))
+			sf.holding.dropLocked() // The question may have been older than a hold.
 		case p.asksRoom:
 			sf.RefusedRoom = true
 		case a.taken.Other == nil && t.Rate == sf.Rate && sf.f.waiting() > 0 && t.First <= t.Cost:
@@ -255,8 +274,8 @@ func (p *pump) callTake(t shared.Take) {
 }
 
 // callGiveBack calls the [shared.Bucket]. The lock is not held.
-func (p *pump) callGiveBack(t shared.Take, end shared.Instant) {
-	sf, d := p.sf, p.sf.d
+func (sf *sharedFlow) callGiveBack(t shared.Take, end shared.Instant) {
+	d := sf.d
 	ctx, cancel := context.WithTimeout(context.Background(), sf.all.timeout)
 	defer cancel()
 	a := answer{sent: int64(time.Since(d.epoch))}
@@ -277,8 +296,10 @@ func (sf *sharedFlow) noteAnswerLocked(t shared.Take, a answer) bool {
 		sf.noteFailureLocked(a, a.err)
 		return false
 	}
-	sf.NoteAnswer(t, a.taken, a.sent, a.received)
-	sf.all.succeededLocked(sf.common, a.received)
+	sf.holding.noteLocked(t, a)
+	if !sf.common.Open || a.sent >= sf.common.OpenedAt { // Else it was asked before the outage, and says nothing new.
+		sf.all.succeededLocked(sf.common, a.received)
+	}
 	if sf.IsTooSlow() {
 		// That is so for these Limits only, so from now on the flow has a circuit breaker of its own.
 		sf.standAloneLocked(0)

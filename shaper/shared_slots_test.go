@@ -643,7 +643,9 @@ func TestABurstOfSeveralProcessesIsNoMoreThanTheRoom(t *testing.T) {
 // A retry that leaves has taken no place, so it gives none back: those behind it that need none
 // still need none, and as many newcomers may wait as before.
 func TestARetryThatLeavesCostsNobodyAPlace(t *testing.T) {
-	during(t, "1/min burst 5 depth 1", func(o *outage) {
+	share(t, 0, "1/min burst 5 depth 1", 2*ms, func(p *processes) {
+		o := &outage{processes: p}
+		o.Shaper = p.add(holdless{p.Memory}) // Else the hold would leave no room.
 		sent := 0
 		transport := shaper.Transport{Limiter: o.Shaper, Retry: true, Base: roundTripFunc(func(*http.Request) (*http.Response, error) {
 			if sent++; sent == 1 {

@@ -192,12 +192,17 @@ func (l *Lease) DropLate(now int64) {
 		if span := l.now.spacing(l).interval.Units(exact.At(late)); span < float64(n) {
 			n = max(1, int64(span))
 		}
-		l.Drop(n)
-		l.Use(n)
-		l.since = *l.departures
-		if l.now.remaining == 0 {
-			l.beginNext()
-		}
+		l.lose(n)
+	}
+}
+
+// lose drops the first n units.
+func (l *Lease) lose(n int64) {
+	l.Drop(n)
+	l.Use(n)
+	l.since = *l.departures
+	if l.now.remaining == 0 {
+		l.beginNext()
 	}
 }
 
@@ -227,6 +232,29 @@ func (t *tally) CountLeased(n int64) {
 func (t *tally) Drop(n int64) {
 	t.Counts.Dropped += uint64(n)
 	t.total.Dropped += uint64(n)
+}
+
+// CountGivenBack counts units that are given back.
+func (t *tally) CountGivenBack(n int64) {
+	t.Counts.GivenBack += uint64(n)
+	t.total.GivenBack += uint64(n)
+}
+
+// DropBefore drops the units of which a request of cost 1 could leave before a reading of the Bucket's
+// clock, which is the end of a hold. Else all of them would leave at once when it ends.
+func (l *Lease) DropBefore(reading int64) {
+	for l.now.remaining > 0 {
+		s := l.now.spacing(l)
+		early := reading - s.slot(l.now.empty, 1).Ceil()
+		if early <= 0 {
+			return
+		}
+		n := l.now.remaining
+		if span := s.interval.Units(exact.At(early)); span < float64(n) {
+			n = max(1, int64(math.Ceil(span)))
+		}
+		l.lose(n)
+	}
 }
 
 // DropAll drops all that is leased, as nobody knows any more when its units are due.
@@ -419,8 +447,7 @@ func (l *Lease) GiveBack(now int64) (t shared.Take, end shared.Instant) {
 	if l.high == end {
 		l.high = l.Rate.Minus(end, t.Rise())
 	}
-	l.Counts.GivenBack += uint64(n)
-	l.total.GivenBack += uint64(n)
+	l.CountGivenBack(n)
 	l.lastCost = 0
 	l.level = NanosOf(l.Rate, l.Rate.Minus(end, t.Rise())).Ceil()
 	l.beginNext()

@@ -91,10 +91,11 @@ func (l *Lease) Raise(end shared.Instant) {
 // NoteAnswer adds the news in an answer that came between the two instants: how long the call took,
 // the Bucket's clock, and the level. If the clock does not fit the earlier answers, it has been set,
 // or another server answers: nobody knows any more when the units are due that this process has.
-func (l *Lease) NoteAnswer(t shared.Take, taken shared.Taken, sent, received int64) {
+// NoteAnswer reports whether it fits.
+func (l *Lease) NoteAnswer(t shared.Take, taken shared.Taken, sent, received int64) (fits bool) {
 	l.noteRoundTrip(max(received-sent, 1))
 	usedUpTo := l.Clock.Reaches(l.usedUpTo.Ceil()) // before the estimate of the clock begins anew
-	if !l.Clock.note(sent, received, taken.Now) {
+	if fits = l.Clock.note(sent, received, taken.Now); !fits {
 		l.DropAll()
 		l.high, l.end, l.floor = shared.Instant{}, shared.Instant{}, 0
 		if l.usedUpTo != (exact.Nanos{}) {
@@ -102,6 +103,7 @@ func (l *Lease) NoteAnswer(t shared.Take, taken shared.Taken, sent, received int
 		}
 	}
 	l.noteLevel(t, taken)
+	return fits
 }
 
 // remember keeps, after the Bucket's clock was set, what this process has used: up to an instant of
@@ -160,6 +162,8 @@ func Check(t shared.Take, taken shared.Taken) error {
 	switch {
 	case taken.Now <= 0, taken.Empty.Micros < taken.Now:
 		return fmt.Errorf("%w: the level reaches 0 at %d, before now, %d", ErrNoSense, taken.Empty.Micros, taken.Now)
+	case taken.Hold < 0, taken.Hold > 0 && taken.Hold <= taken.Now:
+		return fmt.Errorf("%w: the hold in force ends at %d, and now is %d", ErrNoSense, taken.Hold, taken.Now)
 	case r == nil:
 		return nil
 	case taken.OK, r.Agrees(t.Rate), r.Version < t.Rate.Version, r.Parts < 1000, r.Parts > shared.MaxParts, r.Parts%1000 != 0, r.Part < 0, r.Part >= r.Parts,

@@ -322,6 +322,13 @@ func (c *Clock) Reaches(reading int64) int64 {
 	return exact.Sum(c.at, exact.Sum(after, (after+perDrift-2)/(perDrift-1)))
 }
 
+// MayReach returns the instant of the engine's clock before which the Bucket's has certainly not come to a
+// reading, in nanoseconds.
+func (c *Clock) MayReach(reading int64) int64 {
+	after := max(exact.Sum(reading, -c.at-c.high), 0)
+	return c.at + after - (after+perDrift)/(perDrift+1)
+}
+
 // reading returns what the Bucket's clock shows, in nanoseconds, if its difference is the least that
 // it can be. So Reaches of it is not before now.
 func (c *Clock) reading(now int64) int64 { return now + c.low }
