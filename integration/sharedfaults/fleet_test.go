@@ -20,10 +20,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -294,12 +296,14 @@ func (p plan) limits() shaper.Limits {
 type order struct {
 	Do   string  // one of those below
 	Rate float64 // of setRate
+	For  int     // of meet429, in seconds
 }
 
 const (
 	quiet    = "quiet"    // let no more requests come
 	tell     = "tell"     // nothing but the answer
 	setRate  = "setRate"  // change the rate of all
+	meet429  = "meet429"  // send a request that is answered with 429 and Retry-After
 	shutdown = "shutdown" // Shutdown
 )
 
@@ -425,6 +429,14 @@ func (w *worker) obey(o order) error {
 		l := w.plan.limits()
 		l.Rate = rate.Limit(o.Rate)
 		return w.shaper.SetLimits(l)
+	case meet429:
+		transport := shaper.Transport{Limiter: w.shaper, Base: busy(o.For)}
+		r, err := http.NewRequest(http.MethodGet, "http://upstream.invalid/", nil)
+		if err != nil {
+			return err
+		}
+		_, err = transport.RoundTrip(r)
+		return err
 	case shutdown:
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -434,6 +446,13 @@ func (w *worker) obey(o order) error {
 		return fmt.Errorf("no such order: %q", o.Do)
 	}
 	return nil
+}
+
+// busy is an upstream that asks for a pause of so many seconds.
+type busy int
+
+func (b busy) RoundTrip(*http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {strconv.Itoa(int(b))}}, Body: http.NoBody}, nil
 }
 
 // request sends one request through the shaper, and if it is refused waits for a while.
