@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -266,4 +268,33 @@ func TestGitHubsRefusalsPauseTheLine(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What a Middleware has reserved is for the first request that its handler sends to the same Limiter, whichever of several
+// Middlewares that was. A second one waits and pays for itself.
+func TestAReservationIsForOneRequestOfItsLimiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limits := shaper.Limits{Rate: 1, Burst: 100, Depth: 9}
+		outer, inner := must(shaper.New(limits)), must(shaper.New(limits))
+		send := func(r *http.Request, l shaper.Limiter) {
+			transport := shaper.Transport{Limiter: l, Base: answers("200 OK", "200 OK")}
+			_, err := transport.RoundTrip(must(http.NewRequestWithContext(r.Context(), http.MethodGet, "http://upstream.example", nil)))
+			require.NoError(t, err)
+		}
+		levels := func() []float64 { return []float64{outer.Stats().Level, inner.Stats().Level} }
+		of := func(cost int) []shaper.MiddlewareOption {
+			return []shaper.MiddlewareOption{shaper.WithReserve(), shaper.WithCost(func(*http.Request) int { return cost })}
+		}
+		handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			require.Equal(t, []float64{40, 20}, levels())
+			send(r, outer)
+			send(r, inner)
+			require.Equal(t, []float64{40, 20}, levels())
+			send(r, outer)
+			require.Equal(t, []float64{41, 20}, levels())
+		})
+		shaper.Middleware(outer, of(40)...)(shaper.Middleware(inner, of(20)...)(handler)).
+			ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+		require.Equal(t, []float64{41, 20}, levels())
+	})
 }
