@@ -383,7 +383,7 @@ func TestAQuotaIsShownWithItsTeams(t *testing.T) {
 	require.NotContains(t, eval[string](p, text("#tiles")), "drain rate")
 	require.Equal(t, "Calls come as they like, and leave as the quota allows.", eval[string](p, text("#pace")))
 	p.shows("the level is the highest, as a share", `[data-tile="level"]`, "of the tokens that may leave at once")
-	p.awaitTrue("no cost is told in units", `!document.querySelector("#turns-table .cost").checkVisibility()`)
+	p.awaitTrue("neither costs nor limits are told in units", `[...document.querySelectorAll("#turns-table .cost, #limits-text")].every(e => !e.checkVisibility())`)
 	p.shows("an even comb is not looked for", "#spacing", "Not counted: a call leaves when all limits")
 	p.awaitTrue("no drain rate is beside requests", `!document.querySelector('.legend [data-series="rate"]').checkVisibility()`)
 	p.harmless()
