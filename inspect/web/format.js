@@ -55,6 +55,7 @@ export function percent(share) {
   if (share == null || Number.isNaN(share)) return "–";
   if (share > 0 && share < 0.01) return "< 1 %";
   if (share < 1 && share > 0.99) return "> 99 %";
+  if (share > 9.99) return "> 999 %"; // More digits would find no room, and say no more.
   return `${Math.round(share * 100)} %`;
 }
 
