@@ -55,8 +55,9 @@ type Config struct {
 	Team func(*http.Request) (team string, ok bool)
 
 	// Bodies bounds the bytes that the calls of the line hold of their bodies, until their responses begin; 0 means
-	// DefaultBodies. A call that finds no room is estimated by its length alone, and not sent again. A body that has been
-	// coming for a second makes room for others: its call is refused with status 503.
+	// DefaultBodies. A call that finds no room is estimated by its length alone, and not sent again; with several Models it is
+	// refused with status 503 if its body alone says the model. A body that has been coming for a second makes room for
+	// others: its call is refused likewise.
 	Bodies int64
 
 	// BodyTimeout is how long the first MiB of a body may take to come, before its call is refused with status 408; 0 means
@@ -267,7 +268,9 @@ func (c *call) read(w http.ResponseWriter, r *http.Request) (err error) {
 			return err
 		}
 	}
-	c.model = llm.Model(r)
+	if c.model = llm.Model(r); c.model == "" && c.body.hadNoRoom && len(c.models) > 1 {
+		return errNoModel // In the line of another model it would take the quota of that, and miss its own.
+	}
 	if c.g, err = c.models.of(c.model, r); err != nil {
 		return err
 	}

@@ -281,6 +281,45 @@ func TestAModelThatIsUsedUpKeepsNoOtherWaiting(t *testing.T) {
 	}
 }
 
+// A call whose model is not known for lack of room is in no other model's line.
+func TestACallWithoutRoomIsInNoOtherModelsLine(t *testing.T) {
+	for _, several := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			next := http.HandlerFunc(answersOK)
+			narrow := func(c *gateway.Config, _ *shaper.Limits) { c.Bodies = 1 << 20 }
+			a, b := newRig(t, "anthropic", llm.Quota{Requests: 600}, next, narrow), newRig(t, "anthropic", llm.Quota{Requests: 600}, next, narrow)
+			models := gateway.Models{{Pattern: "a", Gateway: a.Gateway}, {Gateway: b.Gateway}}
+			if !several {
+				models = gateway.Models{{Gateway: a.Gateway}}
+			}
+			h := models.Wrap(next)
+			call := func(model string, size int) *httptest.ResponseRecorder {
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, httptest.NewRequest("POST", "/v1/messages", strings.NewReader(fmt.Sprintf(`{"model":%q,"x":%q}`, model, strings.Repeat("x", size)))))
+				return w
+			}
+			a.line.Hold(time.Minute)
+			isDone := done(func() { call("a", 700<<10) })
+			synctest.Wait()
+			require.Equal(t, 1, a.line.Stats().Waiting)
+			w := call("b", 700<<10)
+			if !several {
+				require.Equal(t, 200, w.Code)
+				return
+			}
+			require.Equal(t, 503, w.Code)
+			require.Contains(t, w.Body.String(), "no room for the body that says the model")
+			require.Equal(t, 200, call("b", 100<<10).Code)
+			require.EqualValues(t, 1, b.line.Stats().Departed)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			require.True(t, isDone())
+			require.Equal(t, 200, call("b", 700<<10).Code)
+			require.EqualValues(t, 1, a.line.Stats().Departed)
+		})
+	}
+}
+
 // done runs a function in a goroutine of its own, and reports whether it has returned.
 func done(f func()) func() bool {
 	ended := make(chan struct{})

@@ -30,6 +30,7 @@ const longestSpread = 365 * 24 * time.Hour
 var (
 	errNoToken = errors.New("gateway: the call has no valid token")
 	errNoRoom  = errors.New("gateway: there is no room for a body that comes so slowly")
+	errNoModel = errors.New("gateway: there is no room for the body that says the model of the call")
 )
 
 // WriteError responds to a call that was not admitted, in the provider's own format, which its clients understand. Status and
@@ -134,6 +135,8 @@ func failureOf(r *http.Request, err error) failure {
 		return failure{http.StatusRequestEntityTooLarge, "The body of the call is too long.", 0}
 	case errors.Is(err, errNoRoom):
 		return failure{http.StatusServiceUnavailable, "There is no room for a body that comes so slowly.", soonest}
+	case errors.Is(err, errNoModel):
+		return failure{http.StatusServiceUnavailable, "There is no room for the body that says the model of the call.", soonest}
 	}
 	said := shaper.AnswerTo(r, err)
 	f := failure{said.Status, cmp.Or(said.Detail, said.Title), said.RetryAfter}
