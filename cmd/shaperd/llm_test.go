@@ -374,6 +374,15 @@ var (
 	printedCurl    = regexp.MustCompile(`(?m)^  (curl .*)$`)
 )
 
+// With quotas of models the demonstration sets no quota beside them, which would be an error.
+func TestTheDemonstrationTakesQuotasOfModels(t *testing.T) {
+	t.Parallel()
+	status, text := do(t, "llm", "--demo", "--print", "--provider", "anthropic", "--quota", "claude-*: 60 requests", "--quota", "default: 7 requests")
+	require.Zero(t, status, text)
+	require.Contains(t, text, "model claude-*")
+	require.NotContains(t, text, "input")
+}
+
 func TestTheDemonstrationOfTheGatewayShowsTeamsThatTakeTurns(t *testing.T) {
 	t.Parallel()
 	for _, provider := range []string{"openai", "anthropic", "gemini", "bedrock", "openai-compatible"} {
