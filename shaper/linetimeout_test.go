@@ -267,6 +267,7 @@ func TestARequestMaySayHowLongItWaits(t *testing.T) {
 		"2min":   "2s 200",
 		"-1":     "2s 200", "1e3": "2s 200", "soon": "2s 200", "1,2": "2s 200", "0.0000000001": "2s 200", ".": "2s 200",
 		"1 s": "2s 200", "9999999999999999": "2s 200",
+		"0 and 0": "2s 200", // twice
 	} {
 		bubble(t, field, func(t *testing.T) {
 			first := must(shaper.New(shaper.Limits{Rate: 1, Depth: 9}))
@@ -277,7 +278,7 @@ func TestARequestMaySayHowLongItWaits(t *testing.T) {
 			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
 			r := httptest.NewRequest("GET", "/", nil)
 			if field != "" {
-				r.Header.Set("X-Wait", field)
+				r.Header["X-Wait"] = strings.Split(field, " and ")
 			}
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, r)

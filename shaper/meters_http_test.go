@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
 )
@@ -109,7 +110,7 @@ func TestATransportSendsNothingWithoutItsCosts(t *testing.T) {
 		said  string
 	}{
 		{nil, wrong, wrong.Error()},
-		{[]int{1, -1, 0}, nil, shaper.ErrNegativeCost.Error()},
+		{[]int{0, -1, 0}, nil, shaper.ErrNegativeCost.Error()},
 		{[]int{1, 2}, nil, "2 costs"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -122,6 +123,11 @@ func TestATransportSendsNothingWithoutItsCosts(t *testing.T) {
 			}
 			_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://api", nil))
 			require.ErrorContains(t, err, tt.said)
+			if tt.said == shaper.ErrNegativeCost.Error() { // Whatever other Limiters make of it.
+				transport.Limiter = rate.NewLimiter(1, 1)
+				_, err = transport.RoundTrip(httptest.NewRequest("GET", "http://api", nil))
+				require.Equal(t, shaper.ErrNegativeCost, err)
+			}
 		})
 	}
 }

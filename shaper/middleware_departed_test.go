@@ -712,3 +712,14 @@ func (b *busyServer) visitAgainAndAgain(pipes pipeListener) {
 		b.mu.Unlock()
 	}
 }
+
+// A mistake of the program is not taken for a client that has gone, whether that has gone or not.
+func TestANegativeCostIsAMistakeThoughTheClientHasGone(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	s := must(shaper.New(shaper.Limits{Rate: 1}))
+	w := httptest.NewRecorder()
+	shaper.Middleware(shaper.Priced(s, func(int) int { return -1 }))(http.NotFoundHandler()).
+		ServeHTTP(w, httptest.NewRequest("GET", "/", nil).WithContext(ctx))
+	require.Equal(t, http.StatusInternalServerError, w.Code)
+}

@@ -298,3 +298,31 @@ func TestAReservationIsForOneRequestOfItsLimiter(t *testing.T) {
 		require.Equal(t, []float64{41, 20}, levels())
 	})
 }
+
+// A retry whose Middleware's handler returns while it waits is not sent, and costs nothing.
+func TestARetryThatOutlivesItsHandlerCostsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := must(shaper.New(shaper.Limits{Rate: 1, Burst: 10, Depth: 9}))
+		transport := shaper.Transport{Limiter: s, Retry: true, Base: roundTripFunc(func(r *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"5"}}, Body: http.NoBody, Request: r}, nil
+		})}
+		start := time.Now()
+		handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			out := must(http.NewRequestWithContext(r.Context(), http.MethodGet, "http://upstream.example", nil))
+			go func() {
+				response, err := transport.RoundTrip(out)
+				require.NoError(t, err)
+				require.Equal(t, 429, response.StatusCode)
+				require.Equal(t, 5*time.Second, time.Since(start))
+				require.Zero(t, s.Stats().Level)
+			}()
+			time.Sleep(2 * time.Second)
+			require.Equal(t, 1, s.Stats().Waiting)
+		})
+		shaper.Middleware(s, shaper.WithReserve(), shaper.WithCost(func(*http.Request) int { return 10 }))(handler).
+			ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+		time.Sleep(4 * time.Second)
+		require.Zero(t, s.Stats().Level)
+		require.NoError(t, s.Close())
+	})
+}
