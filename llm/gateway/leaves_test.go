@@ -86,6 +86,7 @@ func TestNothingStaysOfACallWhoseCallerLeaves(t *testing.T) {
 				}()
 				g.line.Hold(10 * time.Second)
 				time.Sleep(leaves)
+				synctest.Wait()
 				require.Equal(t, stage, at)
 				leave()
 				<-ended
