@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"net/url"
@@ -652,6 +653,11 @@ func (o *llmOptions) makeState() error {
 		var probe *os.File
 		if probe, err = os.CreateTemp(filepath.Dir(o.state), ".shaperd-*"); err == nil {
 			err = errors.Join(probe.Close(), os.Remove(probe.Name()))
+		}
+	}
+	if err == nil {
+		if _, read := os.ReadFile(o.state); !errors.Is(read, fs.ErrNotExist) {
+			err = read
 		}
 	}
 	switch {

@@ -22,6 +22,7 @@ import (
 func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 	t.Setenv("AN_EMPTY_KEY", "")
 	quota := []string{"llm", "--requests", "500"}
+	folder := t.TempDir()
 	for want, args := range map[string][]string{
 		`the quota is missing: say --requests`:                                {"llm"},
 		`--provider: "closedai", must be one of anthropic, bedrock`:           {"--provider", "closedai"},
@@ -66,6 +67,7 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 		`--quota: " : 5 in", must be a pattern of models, a colon and limits`: {"--quota", " : 5 in"},
 		`--quota: "5x", must be a whole number`:                               {"--quota", "m: 5x in"},
 		`--state: "/proc/levels.json": open /proc/`:                           {"--state", "/proc/levels.json"},
+		fmt.Sprintf("--state: %q: read %[1]s: is a directory", folder):        {"--state", folder},
 		`--state: "/dev/null/levels.json": mkdir /dev/null: not a directory`:  {"--state", "/dev/null/levels.json"},
 		`--upstream: "http://x", but the provider of the demonstration`:       {"--demo", "--upstream", "http://x"},
 	} {
