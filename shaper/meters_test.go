@@ -279,9 +279,11 @@ func (run *levelledRun) play(t *testing.T, deadlines []time.Duration, opts ...sh
 					return
 				}
 				time.Sleep(time.Duration(1+i%7) * 500 * ms)
+				mu.Lock()
 				for k := range costs {
 					run.returned[k] = append(run.returned[k], change{time.Since(g.start), float64(costs[k] - costs[k]/(1+i%3))})
 				}
+				mu.Unlock()
 				settle(costs[0]/(1+i%3), costs[1]/(1+i%3), costs[2]/(1+i%3))
 			})
 			synctest.Wait()
