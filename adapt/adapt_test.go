@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -523,11 +524,11 @@ func TestARateThatTheLimitsForbidIsNotPutInForce(t *testing.T) {
 // Promise 7.
 func TestARefusalWithATimeHoldsTheLineAndLowersOnce(t *testing.T) {
 	inBubble(t, shaper.Limits{Rate: 100}, adapt.Config{Start: 100}, func(r rig) {
-		refuse := true
+		var refuse atomic.Bool
+		refuse.Store(true)
 		base := roundTrip(func(*http.Request) (*http.Response, error) {
 			time.Sleep(20 * ms)
-			if refuse {
-				refuse = false
+			if refuse.CompareAndSwap(true, false) {
 				return &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"2"}}, Body: http.NoBody}, nil
 			}
 			return &http.Response{StatusCode: 200, Header: http.Header{}, Body: http.NoBody}, nil
