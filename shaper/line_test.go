@@ -87,6 +87,8 @@ func TestLinePredictsEachDeparture(t *testing.T) {
 			st := s.Stats()
 			require.Len(t, line, st.Waiting)
 			time.Sleep(time.Hour)
+			mu.Lock()
+			defer mu.Unlock()
 			slices.SortStableFunc(left, func(a, b shaper.Event) int {
 				return cmp.Or(a.At.Compare(b.At), a.At.Add(-a.Waited).Compare(b.At.Add(-b.Waited)))
 			})
