@@ -90,7 +90,11 @@ func TestLinePredictsEachDeparture(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			slices.SortStableFunc(left, func(a, b shaper.Event) int {
-				return cmp.Or(a.At.Compare(b.At), a.At.Add(-a.Waited).Compare(b.At.Add(-b.Waited)))
+				return cmp.Or(a.At.Compare(b.At), a.At.Add(-a.Waited).Compare(b.At.Add(-b.Waited)), cmp.Compare(a.Cost, b.Cost))
+			})
+			// The hooks of those who came and leave at the same instants run in any order.
+			slices.SortStableFunc(line, func(a, b watch.Waiter) int {
+				return cmp.Or(a.Leaves.Compare(b.Leaves), a.Since.Compare(b.Since), cmp.Compare(a.Cost, b.Cost))
 			})
 			for i, w := range line {
 				require.True(t, w.Leaves.After(now))
