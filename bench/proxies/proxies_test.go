@@ -94,7 +94,14 @@ func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
 	for _, name := range compared {
 		all.Go(func() { _, _ = run.InChild(ctx, run.Options{}, run.Case{Name: "ProxyCeiling/proxy=" + name}) })
 	}
-	realtime.Until(t, func() bool { return running() > len(rivals) }, "the proxies run, and workers of nginx")
+	// A process that has just been started is not known yet to who ends it if its parent is killed.
+	n, since := 0, time.Now()
+	realtime.Until(t, func() bool {
+		if now := running(); now != n {
+			n, since = now, time.Now()
+		}
+		return n > len(rivals) && time.Since(since) > time.Second
+	}, "the proxies run, and workers of nginx")
 	cancel()
 	all.Wait()
 	realtime.Until(t, func() bool { return running() == 0 }, "all have ended")
