@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 
 	"github.com/andybalholm/brotli"
 	"github.com/klauspost/compress/zstd"
@@ -56,28 +55,14 @@ func unpacked(body io.Reader, coding string) (io.ReadCloser, error) {
 	case "br":
 		return io.NopCloser(brotli.NewReader(body)), nil
 	case "zstd":
-		z := zstdReaders.Get().(*zstd.Decoder)
-		return zstdReader{z}, z.Reset(body)
+		// None is kept for another body: it has a channel, which belongs to the synctest bubble in which it was made.
+		z, err := zstd.NewReader(body, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(mostWindow))
+		if err != nil {
+			return nil, err
+		}
+		return z.IOReadCloser(), nil
 	}
 	return nil, fmt.Errorf("llm: the Content-Encoding %q is unknown", coding)
-}
-
-// zstdReaders are kept for other bodies: each has the memory of the windows that it has seen.
-var zstdReaders = sync.Pool{New: func() any {
-	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(mostWindow))
-	if err != nil {
-		panic(err) // The options are valid.
-	}
-	return z
-}}
-
-type zstdReader struct{ *zstd.Decoder }
-
-// Close puts the reader back.
-func (z zstdReader) Close() error {
-	_ = z.Reset(nil) // It lets go of the body, and can't fail.
-	zstdReaders.Put(z.Decoder)
-	return nil
 }
 
 // unpack scans what a body holds. whole says that it is no beginning of one. If it can't be decompressed its length counts. The error
