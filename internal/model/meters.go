@@ -528,7 +528,7 @@ func (c *composer) costsOf(o *Op) {
 		case k < 23:
 			o.More[i] = c.model.more[i].burst() + int(c.below(3))
 		case c.oneIn(8):
-			o.More[i] = []int{-1, 1 << 40}[c.below(2)]
+			o.More[i] = []int{-1, math.MaxInt >> 23}[c.below(2)]
 		}
 	}
 	if c.oneIn(4) {
