@@ -79,7 +79,7 @@ func llmFlags() *flag.FlagSet {
 	fs.Duration("wait", 2*time.Minute, "for how long a call may have to wait; one that would wait longer gets 429")
 	fs.Int("inflight", 0, "how many calls may be with the provider at a time; 0: as many as the quota lets through")
 	fs.Int("team-inflight", 0, "how many calls of a team may be in the line or with the provider; its further ones hold up no other team. 0: any number")
-	fs.Int("bodies", 64, "how many `MiB` of their bodies all calls hold; one that finds no room is estimated by its length, and not sent again")
+	fs.Int("bodies", 64, "how many `MiB` of their bodies all calls hold; one that finds no room is estimated by its length until it has passed, and not sent again")
 	fs.String("fair", "", "who takes turns: header:`NAME`, client_ip, host, team (of the token, with --teams), or none (default header:X-Team, or team)")
 	fs.String("weights", "", "shares of teams where others have 1, as in gold=4,batch=1; each from 1 to 1000")
 	fs.String("key-env", "", "environment `variable` with the key of the provider, which is sent in place of the token of a team")

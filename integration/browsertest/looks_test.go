@@ -307,6 +307,7 @@ func TestNothingOverlapsWhateverTheFigures(t *testing.T) {
 	at := time.Now()
 	for _, width := range []int64{320, 390, 719, 721, 768, 1024, 1198, 1200, 1280, 1920} {
 		p.do(chromedp.EmulateViewport(width, 900))
+		p.awaitTrue("the charts have the new width", `[...document.querySelectorAll("canvas")].every(c => c.getBoundingClientRect().right <= c.closest(".card").getBoundingClientRect().right)`)
 		for _, f := range []struct {
 			figure float64
 			dry    bool
@@ -319,7 +320,9 @@ func TestNothingOverlapsWhateverTheFigures(t *testing.T) {
 				frames <- event("frame", point)
 			}
 			await(p, "the figures are there", `document.querySelector("[data-tile=arrivals] .number").textContent`, func(number string) bool { return number == f.number })
-			await(p, fmt.Sprintf("nothing overlaps at %v/s, dry run %v", f.figure, f.dry), overlaps, func(what []string) bool { return len(what) == 0 })
+			for _, what := range eval[[]string](p, overlaps) {
+				t.Errorf("%v/s, dry run %v: %s", f.figure, f.dry, what)
+			}
 		}
 	}
 }

@@ -55,7 +55,7 @@ type Config struct {
 	Team func(*http.Request) (team string, ok bool)
 
 	// Bodies bounds the bytes that the calls of the line hold of their bodies, until their responses begin; 0 means
-	// DefaultBodies. A call that finds no room is estimated by its length alone, and not sent again; with several Models it is
+	// DefaultBodies. A call that finds no room is estimated by its length until it has passed, and not sent again; with several Models it is
 	// refused with status 503 if its body alone says the model. A body that has been coming for a second makes room for
 	// others: its call is refused likewise.
 	Bodies int64
