@@ -207,7 +207,8 @@ func heapInUse() int64 {
 }
 
 // A Group whose buckets have all been deleted keeps next to no memory, whether they
-// all had the same Limits or each had its own.
+// all had the same Limits or each had its own. What other tests have left, as the buffers of connections, may go in
+// the mean time, so each is measured up to five times, and must be right once.
 func TestIdleKeysKeepNoMemory(t *testing.T) {
 	keys := rounds(12_000, 100_000, 100_000)
 	for name, limits := range map[string]func(int) shaper.Limits{
@@ -218,25 +219,37 @@ func TestIdleKeysKeepNoMemory(t *testing.T) {
 		"each unlimited":     func(key int) shaper.Limits { return shaper.Limits{Rate: rate.Inf, Depth: key} },
 	} {
 		bubble(t, name, func(t *testing.T) {
-			g := must(shaper.NewGroup(func(key int) (shaper.Limits, error) { return limits(key), nil }))
-			time.Sleep(time.Millisecond) // What is made at the instant of a sweep may go with it.
-			before := heapInUse()
-			for key := range keys {
-				if !g.Allow(key) {
-					require.FailNow(t, "its bucket is full", "key %d", key)
+			for try := 1; ; try++ {
+				used, kept := memoryOfIdleKeys(t, keys, limits)
+				// Each of up to 33 shards keeps the plan of the last key, and maps for a few.
+				if used > 1<<20 && kept < 128<<10 {
+					return
 				}
+				require.Less(t, try, 5, "bytes in use with %d keys, and without: %d, %d", keys, used, kept)
 			}
-			if limits(0).Rate != rate.Inf {
-				require.Equal(t, keys, g.Stats().Keys)
-			}
-			require.Greater(t, heapInUse()-before, int64(1<<20), "bytes")
-			time.Sleep(2 * time.Second)
-			require.Zero(t, g.Stats().Keys)
-			// Each of up to 33 shards keeps the plan of the last key, and maps for a few.
-			require.Less(t, heapInUse()-before, int64(128<<10), "bytes")
-			runtime.KeepAlive(g)
 		})
 	}
+}
+
+// memoryOfIdleKeys returns how many bytes a Group takes when each of its keys has a bucket, and when all have been
+// deleted again.
+func memoryOfIdleKeys(t *testing.T, keys int, limits func(int) shaper.Limits) (used, kept int64) {
+	g := must(shaper.NewGroup(func(key int) (shaper.Limits, error) { return limits(key), nil }))
+	defer g.Close()
+	time.Sleep(time.Millisecond) // What is made at the instant of a sweep may go with it.
+	before := heapInUse()
+	for key := range keys {
+		require.True(t, g.Allow(key), "its bucket is full: key %d", key)
+	}
+	if limits(0).Rate != rate.Inf {
+		require.Equal(t, keys, g.Stats().Keys)
+	}
+	used = heapInUse() - before
+	time.Sleep(2 * time.Second)
+	require.Zero(t, g.Stats().Keys)
+	kept = heapInUse() - before
+	runtime.KeepAlive(g)
+	return used, kept
 }
 
 // BenchmarkGroupManyKeys is a call of a Group in which 100,000 keys have a bucket, with the
