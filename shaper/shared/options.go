@@ -47,6 +47,15 @@ type Options struct {
 	// rate is changed at about the same time, as slots of both rates may then be in use.
 	ColdGuard time.Duration
 
+	// InFlight is how many requests of all processes together may be under way, for each key of a Group; 0: there is no
+	// such cap. shaper.Limits.InFlight stays each process's own, and the lesser of both holds. A Bucket that is no
+	// [Seater] is an error.
+	//
+	// A process leases seats for 10 s and needs no round trip while it has some. A key that is new, or has not been used
+	// for a day, waits 3.6 s for its first seat: if the Bucket has lost its data, all processes say in this time what
+	// they hold. docs/shared-guarantees.md has what is promised.
+	InFlight int
+
 	// RateVersion is the version of the rates of this process, from 1 to 2⁵³. Processes that share a bucket may
 	// have different rates, as during a deployment. Then the rate with the greatest version is in force for
 	// all of them, and until all use it they are together never above the greatest of their rates.
