@@ -234,6 +234,60 @@ func TestAShortOutageRaisesNoLevel(t *testing.T) {
 	}
 }
 
+// However soon a Bucket that is away is asked again, nobody is told to come back at once: who sleeps for as long as it
+// is told would spin.
+func TestARefusalInAnOutageNamesAtLeastAMillisecond(t *testing.T) {
+	share(t, 1, "100/s", 2*ms, func(p *processes) {
+		s := p.all[0]
+		p.Fail(faultOf(buckettest.FailBefore))
+		for s.Stats().Bucket.State == shared.StateShared {
+			require.Error(t, s.Wait(p.t.Context()))
+		}
+		time.Sleep(refusal(t, s.Wait(p.t.Context())).RetryAfter - 100*time.Microsecond)
+		require.Equal(t, ms, refusal(t, s.Wait(p.t.Context())).RetryAfter)
+	})
+}
+
+// A guard is told in whole microseconds, as a Bucket's clock has them.
+func TestAGuardIsToldInWholeMicroseconds(t *testing.T) {
+	share(t, 1, "100/s", 2*ms, func(p *processes) {
+		p.arrive(0, 1)
+		p.at(time.Second)
+		takes, _ := p.takes()
+		require.Equal(t, 8*time.Microsecond, takes[0].Take.Guard, "and one more for the room of a burst, rounded up")
+	}, shared.Options{ColdGuard: 7*time.Microsecond + 999})
+}
+
+// Whoever leaves in a fallback while the Bucket is asked again is told to it as well: else the next would have the
+// same burst once more.
+func TestABurstDuringAProbeIsNoSecondBurst(t *testing.T) {
+	share(t, 1, "10/s burst 20 depth 99", 200*ms, func(p *processes) {
+		s := p.all[0]
+		p.Fail(faultOf(buckettest.FailBefore))
+		for s.Stats().Bucket.State == shared.StateShared {
+			_ = s.Wait(p.t.Context())
+		}
+		p.at(10 * time.Second)
+		before := s.Stats().Departed
+		p.Fail(nil)
+		probes := len(p.Log())
+		require.NoError(t, s.Wait(p.t.Context()))
+		synctest.Wait()
+		time.Sleep(50 * ms)
+		for range 19 {
+			require.NoError(t, s.Wait(p.t.Context()))
+		}
+		require.Equal(t, shared.StateOpen, s.Stats().Bucket.State, "the probe is under way")
+		p.at(10*time.Second + 300*ms)
+		require.Greater(t, len(p.Log()), probes)
+		require.Equal(t, shared.StateShared, s.Stats().Bucket.State)
+		p.arrive(0, slices.Repeat([]int{1}, 40)...)
+		p.at(20 * time.Second)
+		require.Equal(t, before+60, s.Stats().Departed)
+		p.check()
+	}, shared.Options{Fallback: shared.FallbackOpen})
+}
+
 // Where nobody waits the Bucket must be asked all the same, or the fallback would never end.
 func TestFallbackWithoutALineEnds(t *testing.T) {
 	for _, limits := range []string{"100/s", "100/s depth 9"} {
