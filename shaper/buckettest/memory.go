@@ -1,16 +1,19 @@
 package buckettest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"example.com/leakybucket/shaper/shared"
 )
 
-// Memory is a [shared.Bucket] in memory, with faults for tests. [NewMemory] makes one.
+// Memory is a [shared.Bucket] in memory, also a [shared.Seater] and a [shared.Keeper], with faults for tests. [NewMemory]
+// makes one.
 //
 // A call goes through the stages of a call to a server: the request travels, the atomic
 // step takes place in one instant, the answer travels. [Memory.SetDelay] sets how long the
@@ -19,20 +22,28 @@ import (
 // the same, and takes its slots. A call whose context has ended before does nothing.
 //
 // The clock is the one of [time.Now] until [Memory.Step] or [Memory.Drift] moves it. A key
-// is forgotten one minute after its level has reached 0, which is as soon as a Bucket may.
-// A call with a [shared.Take] that breaks the rules of its fields panics.
+// is forgotten one minute after its level has reached 0, and its seats and its keeper a day after they were written, which
+// is as soon as a Bucket may. A call that breaks the rules of its fields panics.
 //
 // A Memory may be used by several goroutines at once, and starts none.
 type Memory struct {
 	mu       sync.Mutex
 	clock    clock
 	levels   map[string]shared.BucketLevel
+	seats    map[string]written[shared.SeatState]
+	keeps    map[string]written[shared.KeepState]
 	request  time.Duration
 	reply    time.Duration
 	fail     func(call int, op string) Fault
 	calls    int
 	log      []*Entry
 	underway []underway // in the order of their arrival
+}
+
+// A written is a state that is forgotten a day after it was written.
+type written[S any] struct {
+	state S
+	at    int64
 }
 
 // An underway is a request that has not arrived yet, though its caller has gone.
@@ -44,11 +55,17 @@ type underway struct {
 // NewMemory returns a [Memory] without levels, whose clock is right. A Memory for a bubble is
 // made within it.
 func NewMemory() *Memory {
-	return &Memory{clock: newClock(), levels: map[string]shared.BucketLevel{}}
+	return &Memory{
+		clock: newClock(), levels: map[string]shared.BucketLevel{},
+		seats: map[string]written[shared.SeatState]{}, keeps: map[string]written[shared.KeepState]{},
+	}
 }
 
-// keep is how long a level is kept after it has reached 0, in microseconds.
-const keep = int64(time.Minute / time.Microsecond)
+// keep is how long a level is kept after it has reached 0, in microseconds, and day how long seats and keepers are.
+const (
+	keep = int64(time.Minute / time.Microsecond)
+	day  = 24 * 60 * keep
+)
 
 // Take implements [shared.Bucket].
 func (m *Memory) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
@@ -75,6 +92,56 @@ func (m *Memory) GiveBack(ctx context.Context, t shared.Take, end shared.Instant
 		e.After = t.ApplyGiveBack(e.Before, end)
 		m.storeLocked(t.Key, e)
 	})
+}
+
+// Seats implements [shared.Seater].
+func (m *Memory) Seats(ctx context.Context, q shared.Seating) (shared.Seated, error) {
+	if problem := problemOfSeating(q); problem != "" {
+		panic(fmt.Sprintf("buckettest: Memory.Seats(%+v): %s", q, problem))
+	}
+	e := &Entry{Op: "Seats", Seating: q}
+	err := m.call(ctx, e, func(now int64) {
+		var next shared.SeatState
+		next, e.Seated = q.Apply(stateOf(m.seats, q.Key, now), now)
+		m.seats[q.Key] = written[shared.SeatState]{next, now}
+	})
+	if err != nil {
+		return shared.Seated{}, err
+	}
+	return e.Seated, nil
+}
+
+// Keep implements [shared.Keeper].
+func (m *Memory) Keep(ctx context.Context, k shared.Keeping) (shared.Kept, error) {
+	if problem := problemOfKeeping(k); problem != "" {
+		panic(fmt.Sprintf("buckettest: Memory.Keep(%+v): %s", k, problem))
+	}
+	k.Value = bytes.Clone(k.Value)
+	e := &Entry{Op: "Keep", Keeping: k}
+	err := m.call(ctx, e, func(now int64) {
+		before := stateOf(m.keeps, k.Key, now)
+		next, kept := k.Apply(before, now)
+		e.Kept = kept
+		if k.ID == kept.ID || k.ID == before.ID || next.Ends != before.Ends {
+			m.keeps[k.Key] = written[shared.KeepState]{next, now}
+		}
+	})
+	if err != nil {
+		return shared.Kept{}, err
+	}
+	kept := e.Kept
+	kept.Value = bytes.Clone(kept.Value)
+	return kept, nil
+}
+
+// stateOf returns the state of a key at a reading of the clock.
+func stateOf[S any](states map[string]written[S], key string, now int64) S {
+	s := states[key]
+	if s.at < now-day {
+		delete(states, key)
+		return *new(S)
+	}
+	return s.state
 }
 
 // call takes a call through its stages. step is run under the lock, with the reading of the
@@ -205,19 +272,57 @@ func (m *Memory) Set(key string, l shared.BucketLevel) {
 	m.levels[key] = l
 }
 
-// Forget loses the level of a key.
+// SeatState returns the state of the seats of a key; the zero SeatState if there is none.
+func (m *Memory) SeatState(key string) shared.SeatState {
+	m.lock()
+	defer m.mu.Unlock()
+	s := stateOf(m.seats, key, m.clock.at(time.Now()))
+	s.Holders = slices.Clone(s.Holders)
+	return s
+}
+
+// SetSeats sets the state of the seats of a key, as if the Bucket had it. s may be damaged.
+func (m *Memory) SetSeats(key string, s shared.SeatState) {
+	m.lock()
+	defer m.mu.Unlock()
+	s.Holders = slices.Clone(s.Holders)
+	m.seats[key] = written[shared.SeatState]{s, m.clock.at(time.Now())}
+}
+
+// KeepState returns the state of a kept key; the zero KeepState if there is none.
+func (m *Memory) KeepState(key string) shared.KeepState {
+	m.lock()
+	defer m.mu.Unlock()
+	s := stateOf(m.keeps, key, m.clock.at(time.Now()))
+	s.Value = bytes.Clone(s.Value)
+	return s
+}
+
+// SetKeep sets the state of a kept key, as if the Bucket had it. s may be damaged.
+func (m *Memory) SetKeep(key string, s shared.KeepState) {
+	m.lock()
+	defer m.mu.Unlock()
+	s.Value = bytes.Clone(s.Value)
+	m.keeps[key] = written[shared.KeepState]{s, m.clock.at(time.Now())}
+}
+
+// Forget loses the level of a key, its seats and its keeper.
 func (m *Memory) Forget(key string) error {
 	m.lock()
 	defer m.mu.Unlock()
 	delete(m.levels, key)
+	delete(m.seats, key)
+	delete(m.keeps, key)
 	return nil
 }
 
-// Wipe loses the levels of all keys, as a server does that is restarted.
+// Wipe loses the states of all keys, as a server does that is restarted.
 func (m *Memory) Wipe() {
 	m.lock()
 	defer m.mu.Unlock()
 	clear(m.levels)
+	clear(m.seats)
+	clear(m.keeps)
 }
 
 // problemOf returns the fault of a Take, or "" if it has none.
@@ -242,6 +347,35 @@ func problemOf(t shared.Take) string {
 		return "Hold must be from 0 to 2⁵³"
 	case t.High.Part < 0 || t.High.Part >= r.Parts:
 		return "High.Part must be from 0 to less than Rate.Parts"
+	}
+	return ""
+}
+
+// problemOfSeating returns the fault of a Seating, or "" if it has none.
+func problemOfSeating(q shared.Seating) string {
+	const mostSeats, most = 1<<31 - 1, 1 << 53
+	switch {
+	case q.Key == "" || q.ID == "":
+		return "Key or ID is empty"
+	case q.Cap < 1 || q.Cap > mostSeats:
+		return "Cap must be from 1 to 2³¹ − 1"
+	case q.Held < 0 || q.Held > mostSeats || q.Want < 0 || q.Want > mostSeats:
+		return "Held and Want must be from 0 to 2³¹ − 1"
+	case q.Number < 0 || q.Number > most || q.Answered < 0 || q.Answered > q.Number:
+		return "Number must be from 0 to 2⁵³, and Answered from 0 to Number"
+	}
+	return ""
+}
+
+// problemOfKeeping returns the fault of a Keeping, or "" if it has none.
+func problemOfKeeping(k shared.Keeping) string {
+	switch {
+	case k.Key == "" || k.ID == "":
+		return "Key or ID is empty"
+	case k.Lease < 0 || k.Lease > time.Minute || k.Lease%time.Millisecond != 0:
+		return "Lease must be from 0 to a minute, in whole milliseconds"
+	case len(k.Value) > 1<<20:
+		return "Value must have at most 1 MiB"
 	}
 	return ""
 }
@@ -318,9 +452,12 @@ var ErrFault = errors.New("buckettest: a fault that the test asked for")
 // An Entry is a call of a [Memory], as [Memory.Log] returns it.
 type Entry struct {
 	Call int    // its number, from 1, in the order in which calls were made
-	Op   string // "Take" or "GiveBack"
+	Op   string // "Take", "GiveBack", "Seats" or "Keep"
 	Take shared.Take
 	End  shared.Instant // of GiveBack
+
+	Seating shared.Seating // of Seats
+	Keeping shared.Keeping // of Keep
 
 	Fault    Fault
 	Sent     time.Time // when the call was made
@@ -329,11 +466,13 @@ type Entry struct {
 
 	// Done is whether the step has been carried out. Then Arrived is the reading of the
 	// [Memory]'s clock in that step, Before and After are the level before and after it, and
-	// Taken is the answer, which the caller may not have got.
+	// Taken, Seated or Kept is the answer, which the caller may not have got.
 	Done          bool
 	Arrived       int64
 	Before, After shared.BucketLevel
 	Taken         shared.Taken
+	Seated        shared.Seated
+	Kept          shared.Kept
 }
 
 // SetDelay sets how long the requests and the answers of later calls travel.
@@ -344,7 +483,7 @@ func (m *Memory) SetDelay(request, reply time.Duration) {
 }
 
 // Fail sets a function which is asked for each later call what becomes of it. call is the
-// number of the call, from 1, and op is "Take" or "GiveBack". The function may use the
+// number of the call, from 1, and op is that of the [Entry]. The function may use the
 // Memory, and is called by several goroutines at once if calls are. nil means that all
 // calls succeed.
 func (m *Memory) Fail(f func(call int, op string) Fault) {
