@@ -65,8 +65,8 @@ type SeatState struct {
 // A SeatHolder is a process in a [SeatState].
 type SeatHolder struct {
 	ID         string // not empty
-	Held, Want int    // from 0 to 2³¹ − 1, and not both 0
-	Since      int64  // the reading since when it waits for a seat, from 1 to 2⁵³; 0 if its Want is not above its Held
+	Held, Want int    // from 0 to 2³¹ − 1
+	Since      int64  // the reading since when it waits for a seat, up to 2⁵³; 0 if its Want is not above its Held
 	Expires    int64  // the reading at which its lease ends, from 1 to 2⁵³: SeatLease after it asked last
 	Number     int64  // of its latest question; from 0 to 2⁵³
 }
@@ -75,8 +75,8 @@ type SeatHolder struct {
 func (s SeatState) valid() bool {
 	const mostSeats, most = 1<<31 - 1, 1 << 53
 	for i, h := range s.Holders {
-		if h.ID == "" || i > 0 && s.Holders[i-1].ID >= h.ID || h.Held < 0 || h.Held > mostSeats || h.Want < 0 || h.Want > mostSeats || h.Held+h.Want == 0 ||
-			h.Since < 0 || h.Since > most || (h.Since > 0) != (h.Want > h.Held) || h.Expires < 1 || h.Expires > most || h.Number < 0 || h.Number > most {
+		if h.ID == "" || i > 0 && s.Holders[i-1].ID >= h.ID || h.Held < 0 || h.Held > mostSeats || h.Want < 0 || h.Want > mostSeats ||
+			h.Since < 0 || h.Since > most || h.Expires < 1 || h.Expires > most || h.Number < 0 || h.Number > most {
 			return false
 		}
 	}

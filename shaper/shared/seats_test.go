@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -86,9 +87,9 @@ func TestAKeyWithoutAStateGivesNoSeatsAtFirst(t *testing.T) {
 		{Ready: t0, Holders: []shared.SeatHolder{{ID: "a", Held: 1, Expires: t0}, {ID: "a", Held: 1, Expires: t0}}},
 	}
 	for _, h := range []shared.SeatHolder{
-		{Held: 1, Expires: t0}, {ID: "a", Expires: t0}, {ID: "a", Held: -1, Want: 1, Since: 1, Expires: t0}, {ID: "a", Held: 1, Want: -1, Expires: t0},
-		{ID: "a", Held: 1}, {ID: "a", Held: 1, Expires: 1<<53 + 1}, {ID: "a", Held: 1, Expires: -1}, {ID: "a", Held: 1, Since: 1, Expires: t0},
-		{ID: "a", Want: 1, Expires: t0}, {ID: "a", Want: 1, Since: -1, Expires: t0}, {ID: "a", Want: 1, Since: 1<<53 + 1, Expires: t0},
+		{Held: 1, Expires: t0}, {ID: "a", Held: -1, Want: 1, Since: 1, Expires: t0}, {ID: "a", Held: 1, Want: -1, Expires: t0},
+		{ID: "a", Held: 1}, {ID: "a", Held: 1, Expires: 1<<53 + 1}, {ID: "a", Held: 1, Expires: -1},
+		{ID: "a", Want: 1, Since: -1, Expires: t0}, {ID: "a", Want: 1, Since: 1<<53 + 1, Expires: t0},
 		{ID: "a", Held: 1, Expires: t0, Number: -1}, {ID: "a", Held: 1, Expires: t0, Number: 1<<53 + 1},
 	} {
 		damaged = append(damaged, shared.SeatState{Ready: t0, Holders: []shared.SeatHolder{h}})
@@ -153,4 +154,178 @@ func TestSeatsFallAsIfOneByOne(t *testing.T) {
 		require.True(t, slices.IsSortedFunc(next.Holders, func(a, b shared.SeatHolder) int { return strings.Compare(a.ID, b.ID) }), "%+v", next)
 	}
 	require.Greater(t, several, 1000)
+}
+
+// A fleet is four processes, as their engines may behave, and a Bucket. It is played in ticks of 10 ms.
+type fleet struct {
+	random *rand.Rand
+	now    int64 // the time that all processes' clocks show
+	ahead  int64 // by how much the Bucket's clock is ahead
+	state  shared.SeatState
+	older  shared.SeatState // the state of some seconds ago
+	procs  []*process
+	calls  []call
+	given  int // how many seats have been given
+
+	countless, unguarded, unanswered bool // mistakes
+}
+
+// A process has so many seats until its lease ends.
+type process struct {
+	id       string
+	has      int
+	lease    int64
+	want     int
+	asks     int64 // when it asks again
+	number   int64
+	answered int64
+}
+
+// A call is a question on its way, or its answer.
+type call struct {
+	q       shared.Seating
+	asked   int64
+	arrives int64
+	got     *shared.Seated
+}
+
+const (
+	total   = 20
+	timeout = int64(250_000)
+)
+
+// play goes on for a tick. A question may be lost, or arrive seconds after its process has given up; and a process may be
+// stopped or die.
+func (f *fleet) play(faults bool) {
+	chance := func(oneIn int) bool { return f.random.IntN(oneIn) == 0 }
+	f.now += 10_000
+	for _, p := range f.procs {
+		if chance(500) {
+			p.want = 1 + f.random.IntN(total)
+		}
+		switch {
+		case faults && chance(20_000):
+			*p = process{id: fmt.Sprint(f.random.Int64()), want: p.want, asks: f.now}
+		case faults && chance(5000):
+			p.asks = f.now + f.random.Int64N(15*second)
+		case f.now >= p.asks:
+			if f.now >= p.lease {
+				p.has, p.answered = 0, 0 // Its calls have ended meanwhile: one that has not is above the bound.
+			}
+			if chance(3) {
+				p.has = min(p.has, p.want, f.random.IntN(total+1))
+			}
+			p.number++
+			q := shared.Seating{Key: "k", ID: p.id, Cap: total, Held: p.has, Want: max(p.has, p.want), Number: p.number, Answered: p.answered}
+			if f.countless {
+				q.Number, q.Answered = 0, 0
+			}
+			if f.unanswered {
+				q.Answered = 0
+			}
+			p.asks = f.now + timeout + f.random.Int64N(second)
+			travels := f.random.Int64N(50_000)
+			switch {
+			case faults && chance(20):
+				continue
+			case faults && chance(10):
+				travels = f.random.Int64N(6 * second)
+			}
+			f.calls = append(f.calls, call{q: q, asked: f.now, arrives: f.now + travels})
+		}
+	}
+	var later []call
+	for _, c := range f.calls {
+		switch {
+		case c.arrives > f.now:
+			later = append(later, c)
+		case c.got == nil:
+			next, got := c.q.Apply(f.state, f.now+f.ahead)
+			if f.unguarded {
+				next.Ready = min(next.Ready, got.Now)
+			}
+			f.state, c.got, c.arrives = next, &got, f.now+f.random.Int64N(50_000)
+			if !faults || !chance(20) {
+				later = append(later, c)
+			}
+		default:
+			for _, p := range f.procs {
+				if p.id == c.q.ID && f.now < c.asked+timeout && (p.number == c.q.Number || f.countless) {
+					f.given += max(0, c.got.Held-p.has)
+					p.has, p.lease, p.answered = c.got.Held, c.asked+10*second, c.q.Number
+					p.asks = c.asked + 3_300_000
+					if p.want > p.has {
+						p.asks = c.asked + second
+					}
+				}
+			}
+		}
+	}
+	f.calls = later
+}
+
+// used returns how many seats are had whose lease lasts.
+func (f *fleet) used() (used int) {
+	for _, p := range f.procs {
+		if f.now < p.lease {
+			used += p.has
+		}
+	}
+	return used
+}
+
+// The bound of the cap: whatever is lost and late, and whoever dies or is stopped, no more seats are had than there are, by those
+// whose lease lasts. Each part of the step that the bound needs is left out once, and then it does not hold.
+func TestNoMoreSeatsAreHadThanThereAre(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		faults  bool         // of calls and processes
+		mishap  func(*fleet) // each 30 s
+		mistake func(*fleet)
+		above   bool
+	}{
+		{name: "calls that are lost and late, and processes that die", faults: true},
+		{name: "the Bucket's clock goes back", faults: true, mishap: func(f *fleet) { f.ahead -= f.random.Int64N(20 * second) }},
+		{name: "the state is lost", mishap: func(f *fleet) { f.state = shared.SeatState{} }},
+		{name: "an older state comes back", mishap: func(f *fleet) { f.state = f.older }},
+		{name: "the Bucket's clock leaps", mishap: func(f *fleet) { f.ahead += 15 * second }},
+
+		{name: "mistake: questions are not counted", faults: true, mistake: func(f *fleet) { f.countless = true }, above: true},
+		{name: "mistake: no guard", mishap: func(f *fleet) { f.state = shared.SeatState{} }, mistake: func(f *fleet) { f.unguarded = true }, above: true},
+		{name: "mistake: answers are not told, an older state", mishap: func(f *fleet) { f.state = f.older }, mistake: func(f *fleet) { f.unanswered = true }, above: true},
+		{name: "mistake: answers are not told, a leap", mishap: func(f *fleet) { f.ahead += 15 * second }, mistake: func(f *fleet) { f.unanswered = true }, above: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			runs, above, given := 20, 0, 0
+			if os.Getenv("SHAPER_LONG") == "1" {
+				runs *= 20
+			}
+			for run := range runs {
+				f := &fleet{random: rand.New(rand.NewPCG(1, uint64(run))), now: t0, state: shared.SeatState{Ready: t0}}
+				if c.mistake != nil {
+					c.mistake(f)
+				}
+				for i := range 4 {
+					f.procs = append(f.procs, &process{id: fmt.Sprint(i), want: 1 + f.random.IntN(total)})
+				}
+				for tick := range 30_000 {
+					f.play(c.faults)
+					if tick%3000 == 1500 {
+						f.older = f.state
+					}
+					if tick%3000 == 2000 && c.mishap != nil {
+						c.mishap(f)
+					}
+					if f.used() > total {
+						above++
+						require.True(t, c.above, "run %d, after %v: %d seats are had\n%+v\n%+v", run, time.Duration(f.now-t0)*time.Microsecond, f.used(), f.procs, f.state)
+						break
+					}
+				}
+				given += f.given
+			}
+			require.Equal(t, c.above, above > 0, "%d of %d runs are above the cap", above, runs)
+			require.True(t, c.above || given > 200*runs, "only %d seats were given in %d runs", given, runs)
+		})
+	}
 }
