@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/adapt"
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/internal/realtime"
@@ -242,4 +243,34 @@ func TestABurstThatIsTooSmallForWhatIsInFlightIsShown(t *testing.T) {
 	reserving.Store(false)
 	await(p, "nothing is forfeited any more", text("#forfeits"), func(shown string) bool { return shown == "" })
 	p.shows("the gauge", "#counts", "reserved, not settled")
+}
+
+// Whoever sees a low rate wants to know who has lowered it, and why: each reason has its words, and the latest counts.
+func TestWhyTheRateWasLoweredIsShown(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := made.Shaper(t, "50/s depth 100")
+	finder, err := adapt.New(u, adapt.Config{Min: 5, Start: 40, Slow: time.Millisecond})
+	require.NoError(t, err)
+	t.Cleanup(finder.Close)
+	s.inspector.Add("upstream", inspect.OfAdaptive(u, finder))
+	p := s.openPage(t, linkTo("source", "upstream"))
+	p.shows("the bounds", "#adapts", "The rate adapts between 5 and 50 a second, and is 40 now. It was never lowered.")
+	for _, c := range []struct {
+		outcome adapt.Outcome
+		latency time.Duration
+		words   string
+	}{
+		{adapt.Refused, 0, "the upstream refused"},
+		{adapt.Failed, 0, "answers failed"},
+		{adapt.OK, 2 * time.Millisecond, "answers were slow"},
+	} {
+		before := finder.Stats().Decreases
+		realtime.Until(t, func() bool { // One refusal is enough; of the last ten answers half must be slow or failed.
+			finder.Observe(c.outcome, c.latency)
+			return finder.Stats().Decreases > before
+		}, "the rate is lowered")
+		p.shows("why", "#adapts", ", because "+c.words+".")
+	}
+	require.Contains(t, eval[string](p, text("#adapts")), "Lowered 3 times, last at ")
 }
