@@ -237,9 +237,13 @@ func (e *entry) inFlight() (least int) {
 			all = append(all, rule.Limits)
 		}
 	}
+	caps := []int{e.settings.fixed.levels.InFlight, e.settings.fixed.siteInFlight}
 	for _, l := range all {
-		if l.InFlight > 0 && (least == 0 || l.InFlight < least) {
-			least = l.InFlight
+		caps = append(caps, l.InFlight)
+	}
+	for _, n := range caps {
+		if n > 0 && (least == 0 || n < least) {
+			least = n
 		}
 	}
 	return least

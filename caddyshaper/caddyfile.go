@@ -64,6 +64,8 @@ import (
 //		store        <url>...
 //		fallback     closed | open | local <processes>
 //		patience     <duration>
+//		shared_inflight      <number>
+//		site_shared_inflight <number>
 //		cold_guard   <duration>
 //		rate_version <number>
 //		state        <file>
@@ -184,6 +186,9 @@ var subdirectives = map[string]subdirective{
 	"verdict_header":      text(func(s *Shape) *string { return &s.VerdictHeader }),
 	"retry_spread":        duration(func(s *Shape) *caddy.Duration { return &s.RetrySpread }),
 	"log_refusals":        flag(func(s *Shape) *bool { return &s.LogRefusals }),
+
+	"shared_inflight":      number(func(s *Shape) *int { return &s.SharedInFlight }),
+	"site_shared_inflight": number(func(s *Shape) *int { return &s.SiteSharedInFlight }),
 }
 
 // one returns a subdirective with one argument. An error of read says how the argument must be; the

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
@@ -81,6 +82,14 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n limits 5/s\n rate_version 3\n cold_guard 1s\n fallback open\n}", `fallback: there is no store`}, // at each run
 		{"shape {\n limits 5/s\n store redis://h\n fallback maybe\n}", `fallback: "maybe", must be closed, open or local`},
 		{"shape {\n limits 5/s\n patience 2s\n}", `patience: there is no store`},
+		{"shape {\n limits 5/s\n shared_inflight 20\n}", `shared_inflight: there is no store`},
+		{"shape {\n limits 5/s\n site 9/s\n site_shared_inflight 20\n}", `site_shared_inflight: there is no store`},
+		{"shape {\n limits 5/s\n store redis://h\n shared_inflight 0\n}", `shared_inflight: "0", must be a number of at least 1, at Caddyfile:5`},
+		{"shape {\n limits 5/s\n store redis://h\n shared_inflight -3\n}", `shared_inflight: "-3", must be a number of at least 1`},
+		{"shape {\n limits 5/s\n store redis://h\n shared_inflight many\n}", `shared_inflight: "many", must be a number of at least 1`},
+		{"shape {\n limits 5/s\n store redis://h\n site_shared_inflight 20\n}", `site_shared_inflight: 20, but there is no site; for the requests of each key say shared_inflight`},
+		{"shape {\n limits inf\n store redis://h\n shared_inflight 20\n}", `limits: "inf" stand beside shared_inflight; a key without a rate`},
+		{"shape {\n quota openai {\n requests 5\n }\n shared_inflight 20\n}", `shared_inflight: it stands beside quota; all calls of a quota have one line`},
 		{"shape {\n limits 5/s\n store redis://h\n patience -1s\n}", `patience: "-1s", must be a duration such as 5s, or 0`},
 		{"shape {\n limits 5/s\n store redis://h\n patience long\n}", `patience: "long", must be a duration such as 5s, or 0 to wait for as long as it takes, at Caddyfile:5`},
 		{"shape {\n limits 5/s\n store redis://h\n patience 9000h\n}", `patience: 9000h0m0s, must be from 0 to 365 days, at Caddyfile:5`},
@@ -142,6 +151,50 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 	} {
 		_, err := adapt(":80 {\n" + c.lines + "\n}\n")
 		require.ErrorContains(t, err, c.want, "of %s", c.lines)
+	}
+}
+
+// JSON has what no Caddyfile can say.
+func TestMistakesInJSONAreTold(t *testing.T) {
+	s := newSite(t)
+	for _, c := range []struct{ field, value, want string }{
+		{"fair", `{}`, `fair: by is missing`},
+		{"fair", `{"by":["all"]}`, `fair: "all" tells no requests apart`},
+		{"fair", `{"by":["host"],"weights":{"a":1001}}`, `fair: the weight of "a" is 1001, must be from 1 to 1000`},
+		{"fair", `{"by":["host"],"weights":{"a":0}}`, `fair: the weight of "a" is 0, must be from 1 to 1000`},
+		{"fair", `{"by":["host"],"weights":{"a/b":2}}`, `fair: the weight of "a/b" is for a key of 2 parts, but each key has 1`},
+		{"fair", `{"by":["host"],"weights":{"a":1.5}}`, `weights`},
+		{"fair", `{"by":["host"],"weight":{"a":1}}`, `unknown field "weight"`},
+		{"fair", `{"by":["header:"]}`, `fair: "header:", must have the name of a header field`},
+		{"shared_inflight", `-1`, `shared_inflight: -1, must be at least 1, or 0 for any number`},
+		{"site_shared_inflight", `-2`, `site_shared_inflight: -2, must be at least 1, or 0 for any number`},
+		{"team_inflight", `3`, `team_inflight: it is for a quota, and there is none`},
+	} {
+		config, err := adapt(s.caddyfile("shape {\n limits 5/s\n store redis://127.0.0.1:1\n}" + proxied))
+		require.NoError(t, err)
+		var fields any
+		require.NoError(t, json.Unmarshal(config, &fields))
+		addField(fields, c.field, json.RawMessage(c.value))
+		config, err = json.Marshal(fields)
+		require.NoError(t, err)
+		require.ErrorContains(t, caddy.Load(config, true), c.want, c.value)
+	}
+}
+
+// addField adds a field to all handlers that have limits.
+func addField(in any, name string, value json.RawMessage) {
+	switch v := in.(type) {
+	case []any:
+		for _, one := range v {
+			addField(one, name, value)
+		}
+	case map[string]any:
+		if v["limits"] != nil {
+			v[name] = value
+		}
+		for _, one := range v {
+			addField(one, name, value)
+		}
 	}
 }
 

@@ -105,11 +105,12 @@
 // for limits, rules, candidate, site, state and all settings of keys and responses. If the limits of
 // a key get or lose an inflight, the key keeps its limits until its line is empty.
 //
-// Fair queueing or not, store, fallback, patience, cold_guard, rate_version, max_keys, line_timeout,
-// block, coarse_timer, dry_run, and the name can't change for lines in use. After a reload that changes
+// Fair queueing or not, store, fallback, patience, shared_inflight, site_shared_inflight, cold_guard, rate_version,
+// max_keys, line_timeout, block, coarse_timer, dry_run, and the name can't change for lines in use. After a reload that changes
 // them, requests go to new lines, which take over the levels of the old ones if the name is the same.
 // Levels are not taken over between a line with fair queueing and lines without it. Requests that
-// wait in the old lines leave at the old rate, beside the new ones.
+// wait in the old lines leave at the old rate, beside the new ones. All have their seats from one store, so together
+// they are never above the greater of both caps.
 //
 // A configuration that fails changes nothing: its limits come into force only when all of it
 // has started.
@@ -131,7 +132,8 @@
 // where the table is made if it is not there. Handlers with the same URL share connections.
 // Passwords belong into placeholders such as {env.REDIS_PASSWORD}; no error or log has them.
 // fallback counts while the store can't be asked: with closed no request leaves, with open each
-// process uses the whole rate, and with local 3 a third of it. docs/shared.md has the rest.
+// process uses the whole rate, and with local 3 a third of it. shared_inflight 20 lets all processes together have
+// 20 requests of a key at the upstream, and site_shared_inflight so many of the site. docs/shared.md has the rest.
 //
 // state names a file that keeps the levels while the process does not run: it is written every
 // minute and at the end, and read at the start. Several handlers may name one file. Its folder

@@ -1,13 +1,11 @@
 package caddyshaper_test
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
@@ -162,45 +160,4 @@ func TestTheLevelOfAFairLineOutlivesTheProcessAndAnInflight(t *testing.T) {
 	require.Equal(t, 429, s.get("/2").status)
 	s.reload(shape("1/h burst 2 inflight 1"))
 	require.Equal(t, 429, s.get("/3").status)
-}
-
-// JSON has what no Caddyfile can say.
-func TestMistakesOfFairInJSONAreTold(t *testing.T) {
-	s := newSite(t)
-	for fair, want := range map[string]string{
-		`{}`:                                   `fair: by is missing`,
-		`{"by":["all"]}`:                       `fair: "all" tells no requests apart`,
-		`{"by":["host"],"weights":{"a":1001}}`: `fair: the weight of "a" is 1001, must be from 1 to 1000`,
-		`{"by":["host"],"weights":{"a":0}}`:    `fair: the weight of "a" is 0, must be from 1 to 1000`,
-		`{"by":["host"],"weights":{"a/b":2}}`:  `fair: the weight of "a/b" is for a key of 2 parts, but each key has 1`,
-		`{"by":["host"],"weights":{"a":1.5}}`:  `weights`,
-		`{"by":["host"],"weight":{"a":1}}`:     `unknown field "weight"`,
-		`{"by":["header:"]}`:                   `fair: "header:", must have the name of a header field`,
-	} {
-		config, err := adapt(s.caddyfile("shape {\n limits 5/s\n}" + proxied))
-		require.NoError(t, err)
-		var fields any
-		require.NoError(t, json.Unmarshal(config, &fields))
-		addFair(fields, json.RawMessage(fair))
-		config, err = json.Marshal(fields)
-		require.NoError(t, err)
-		require.ErrorContains(t, caddy.Load(config, true), want, fair)
-	}
-}
-
-// addFair adds a field to all handlers that have limits.
-func addFair(in any, fair json.RawMessage) {
-	switch v := in.(type) {
-	case []any:
-		for _, one := range v {
-			addFair(one, fair)
-		}
-	case map[string]any:
-		if v["limits"] != nil {
-			v["fair"] = fair
-		}
-		for _, one := range v {
-			addFair(one, fair)
-		}
-	}
 }

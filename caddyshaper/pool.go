@@ -341,7 +341,11 @@ func (l *limiters) setLineLocked(at *ownLine, limits shaper.Limits, name, bucket
 	// other has none.
 	opts := append(l.options(name), more...)
 	if l.store != nil {
-		opts = append(opts, shaper.WithBucket(l.store.bucket, bucket, l.key.fixed.levels))
+		levels := l.key.fixed.levels
+		if at == &l.site {
+			levels.InFlight = l.key.fixed.siteInFlight
+		}
+		opts = append(opts, shaper.WithBucket(l.store.bucket, bucket, levels))
 	}
 	line, err := shaper.New(limits, opts...)
 	if err != nil {

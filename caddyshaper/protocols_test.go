@@ -443,6 +443,8 @@ func TestACapWithoutTimeoutsIsWarnedOf(t *testing.T) {
 		{"limits 5/s inflight 3\n fair host", "", read + "; " + write},
 		{"quota openai {\n requests 5\n }\n inflight 3", "", read + "; " + write},
 		{"rules " + rules, "", read + "; " + write},
+		{"limits 5/s\n store redis://127.0.0.1:1\n shared_inflight 3", "", read + "; " + write},
+		{"limits 5/s\n site 5/s\n store redis://127.0.0.1:1\n shared_inflight 9\n site_shared_inflight 3", "", read + "; " + write},
 		{capped, "read_body 5s", write},
 		{capped, "write 5s", read},
 		{capped, "read_body 5s\n write 5s", ""},

@@ -126,6 +126,7 @@ func (s *Shape) besideQuota() error {
 		{"cost", s.Cost != "", ownCost}, {"max_cost", s.MaxCost != 0, ownCost}, {"skip", s.Skip != "", "each call needs its token and its share of the quota"},
 		{"candidate", s.Candidate != "", "in a dry run no call waits"}, {"dry_run", s.DryRun, "in a dry run no call waits"},
 		{"store", s.Store != "", "calls settle with their actual usage, for which the level must be this process's own"},
+		{"shared_inflight", s.SharedInFlight != 0, "all calls of a quota have one line, so inflight is the cap of all"},
 		{"block", s.Block != 0, "teams share one line, and the burst of one would block all"},
 		{"max_keys", s.MaxKeys != 0, "a team takes memory only while it has a call in line"},
 		{"ratelimit_headers", s.RateLimitHeaders, ownFields}, {"x_ratelimit_headers", s.XRateLimitHeaders, ownFields}, {"server_timing", s.ServerTiming, ownFields},

@@ -50,6 +50,8 @@ type fixed struct {
 	store   string         // with placeholders replaced
 	levels  shared.Options // for a level in the store
 
+	siteInFlight int // in place of the InFlight of levels, for the level of the site
+
 	lineTimeout time.Duration // 0: the wait of the limits; noLineTimeout
 }
 
@@ -158,6 +160,7 @@ func readStore(s *Shape, set *settings) (err error) {
 			given bool
 		}{
 			{"fallback", s.Fallback != ""}, {"instances", s.Instances != 0}, {"patience", s.Patience != nil},
+			{"shared_inflight", s.SharedInFlight != 0}, {"site_shared_inflight", s.SiteSharedInFlight != 0},
 			{"cold_guard", s.ColdGuard != 0}, {"rate_version", s.RateVersion != 0},
 		} {
 			if f.given {
@@ -186,12 +189,21 @@ func readStore(s *Shape, set *settings) (err error) {
 		return fmt.Errorf("cold_guard: %v, must be from 0 to 1m", time.Duration(s.ColdGuard))
 	case s.RateVersion < 0 || s.RateVersion > 1<<53:
 		return fmt.Errorf("rate_version: %d, must be from 1 to 2⁵³, or 0 for the time", s.RateVersion)
+	case s.SharedInFlight < 0:
+		return fmt.Errorf("shared_inflight: %d, must be at least 1, or 0 for any number", s.SharedInFlight)
+	case s.SiteSharedInFlight < 0:
+		return fmt.Errorf("site_shared_inflight: %d, must be at least 1, or 0 for any number", s.SiteSharedInFlight)
+	case s.SiteSharedInFlight > 0 && set.site == nil:
+		return fmt.Errorf("site_shared_inflight: %d, but there is no site; for the requests of each key say shared_inflight", s.SiteSharedInFlight)
+	case s.SharedInFlight > 0 && set.limits.Rate == rate.Inf:
+		return fmt.Errorf("limits: %q stand beside shared_inflight; a key without a rate has no level in the store, and so no seats", s.Limits)
 	case s.Patience != nil && (s.Fallback == "open" || s.Fallback == "local"):
 		return fmt.Errorf("patience: %v stands beside the fallback %s, with which no request in line waits for the store; it is for the fallback closed", patience, s.Fallback)
 	case s.Instances < 0 || s.Instances > 0 && s.Fallback != "local":
 		return fmt.Errorf("instances: %d, must be at least 1, and only with the fallback local", s.Instances)
 	}
 	f.levels.ColdGuard, f.levels.RateVersion = time.Duration(s.ColdGuard), s.RateVersion
+	f.levels.InFlight, f.siteInFlight = s.SharedInFlight, s.SiteSharedInFlight
 	f.levels.Fallback, err = parseFallback(s.Fallback, s.Instances)
 	return err
 }

@@ -123,6 +123,13 @@ type Shape struct {
 	// ColdGuard is for how long no request leaves when the store does not know a key.
 	ColdGuard caddy.Duration `json:"cold_guard,omitempty"`
 
+	// SharedInFlight is how many requests of all processes together may be under way, for each key; with Fair, of all
+	// keys. 0 means any number. A new key waits 3.6 s for its first request.
+	SharedInFlight int `json:"shared_inflight,omitempty"`
+
+	// SiteSharedInFlight is the same for the requests of the Site.
+	SiteSharedInFlight int `json:"site_shared_inflight,omitempty"`
+
 	// RateVersion is the version of the rates in the store; 0 means the time.
 	RateVersion int64 `json:"rate_version,omitempty"`
 
