@@ -37,6 +37,9 @@ type Quota struct {
 	Refusals    uint64        // by the provider; there should be none
 	Forfeited   uint64        // tokens, or units of the Shaper, that were given back too late
 	Hint        string        // advice for when Forfeited grows; "" if there is none
+
+	// Replicas says in words which of several processes lets requests leave by the quota; "": there is one.
+	Replicas string
 }
 
 // A QuotaPart is a part of a quota: so much may be taken in a minute, and so much was.
@@ -97,6 +100,7 @@ type quotaView struct {
 	Refusals     uint64      `json:"provider_refusals"`
 	Forfeited    uint64      `json:"forfeited"`
 	Hint         *string     `json:"hint"`
+	Replicas     *string     `json:"replicas"`
 }
 
 // A partView is a [QuotaPart] in the form of the API.
@@ -166,11 +170,17 @@ func newQuotaView(from Quota, at time.Time, teams int) *quotaView {
 	for _, team := range from.Teams[:listed] {
 		v.Teams = append(v.Teams, newQuotaTeam(team))
 	}
-	if from.Hint != "" {
-		hint := strings.ToValidUTF8(from.Hint, "\uFFFD")
-		v.Hint = &hint
-	}
+	v.Hint, v.Replicas = wordsOrNone(from.Hint), wordsOrNone(from.Replicas)
 	return v
+}
+
+// wordsOrNone returns a text as JSON can hold it; nil for none.
+func wordsOrNone(text string) *string {
+	if text == "" {
+		return nil
+	}
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	return &text
 }
 
 // add adds the usage of another team.

@@ -245,7 +245,7 @@ func sample() inspect.Quota {
 			{Team: "batch", Weight: 1, MinuteTokens: 10_000, HourTokens: 90_000, Refused: 2},
 		},
 		Others:      inspect.QuotaTeam{HourTokens: 7000, MinuteTokens: 7500},
-		LongestWait: 2 * time.Second, Refused: 2, Refusals: 5, Forfeited: 1000, Hint: "a larger burst keeps it",
+		LongestWait: 2 * time.Second, Refused: 2, Refusals: 5, Forfeited: 1000, Hint: "a larger burst keeps it", Replicas: "The line is at 10.0.0.7:8080.",
 	}
 }
 
@@ -277,6 +277,7 @@ func TestAQuotaIsToldWithTheLine(t *testing.T) {
 		require.Equal(t, 1.5, got.Teams[0].LongestWaitS)
 		require.EqualValues(t, 97_000, got.Others.HourTokens, "with the teams that are not told")
 		require.Equal(t, "a larger burst keeps it", *got.Hint)
+		require.Equal(t, "The line is at 10.0.0.7:8080.", *got.Replicas)
 
 		r := listen(t, i, "/api/v1/events?source=openai")
 		e := r.next()

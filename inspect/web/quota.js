@@ -45,10 +45,11 @@ export class Quota {
 
 const cell = (name, text) => make("td", { class: name, text });
 
-function words({ parts, scarcest }) {
+function words({ parts, scarcest, replicas }) {
   const part = parts.find(({ name }) => name === scarcest);
-  if (!part) return "Nothing was taken in the last minute.";
-  return `${parts.length > 1 ? `The scarcest is ${part.name}: ` : ""}the last minute took ${percent(part.share)} of what a minute may.`;
+  const where = replicas ? `${replicas} ` : "";
+  if (!part) return `${where}Nothing was taken in the last minute.`;
+  return `${where}${parts.length > 1 ? `The scarcest is ${part.name}: ` : ""}the last minute took ${percent(part.share)} of what a minute may.`;
 }
 
 function partOf({ name, used, limit, share, level, reserved }, scarcest) {

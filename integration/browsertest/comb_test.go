@@ -347,7 +347,8 @@ func gateway(t *testing.T) *scene {
 			},
 			Others:      inspect.QuotaTeam{Waiting: 3, MinuteTokens: 33_250, HourTokens: 800_000, HourRequests: 900, LongestWait: 900 * time.Millisecond},
 			LongestWait: 97 * time.Second, Refused: 12, Forfeited: 41_000,
-			Hint: "31 % of the tokens that calls had reserved in excess came back too late for others: a larger burst keeps them",
+			Hint:     "31 % of the tokens that calls had reserved in excess came back too late for others: a larger burst keeps them",
+			Replicas: "This replica has the line.",
 		}
 	}))
 	u.Hold(time.Hour)
@@ -366,7 +367,7 @@ func TestAQuotaIsShownWithItsTeams(t *testing.T) {
 	teams := await(p, "the teams are there", `[...document.querySelectorAll("#quota-teams tbody .name")].map(name => name.textContent)`,
 		func(teams []string) bool { return len(teams) == 5 })
 	require.Equal(t, []string{"gold", "batch", "search", `<b>hostile\u{202e}</b>`, "all others"}, teams)
-	require.Equal(t, "The scarcest is tokens: the last minute took 93 % of what a minute may.", eval[string](p, text("#quota-words")))
+	require.Equal(t, "This replica has the line. The scarcest is tokens: the last minute took 93 % of what a minute may.", eval[string](p, text("#quota-words")))
 	require.Contains(t, eval[string](p, text("#quota-parts")), "212 of 500")
 	require.Contains(t, eval[string](p, text("#quota-parts .scarcest")), "83,700 of 90,000")
 	require.Contains(t, eval[string](p, text("#quota-parts .scarcest")), "82 % of what may leave at once is taken, 28 % by calls")
