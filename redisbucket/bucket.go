@@ -74,11 +74,12 @@ func (b *Bucket) Take(ctx context.Context, t shared.Take) (shared.Taken, error) 
 		return shared.Taken{}, err
 	}
 	rise, room := t.Rise(), t.Room()
-	answer, err := b.run(ctx, takeScript, t.Key, []any{
+	name := b.prefix + t.Key
+	answer, err := b.run(ctx, takeScript, name, []any{
 		t.Rate.Version, numbersText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, room.Micros, room.Part,
 		t.Ahead.Microseconds(), t.Guard.Microseconds(), t.High.Micros, t.High.Part, t.Seen, t.Hold,
 	})
-	if err := b.failed(ctx, t.Key, err); err != nil {
+	if err := b.failed(ctx, name, err); err != nil {
 		return shared.Taken{}, err
 	}
 	text, _ := answer.(string)
@@ -94,24 +95,24 @@ func (b *Bucket) GiveBack(ctx context.Context, t shared.Take, end shared.Instant
 	if err := b.check(t); err != nil {
 		return err
 	}
-	rise := t.Rise()
-	_, err := b.run(ctx, giveBackScript, t.Key, []any{
+	rise, name := t.Rise(), b.prefix+t.Key
+	_, err := b.run(ctx, giveBackScript, name, []any{
 		numbersText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, end.Micros, end.Part,
 	})
-	return b.failed(ctx, t.Key, err)
+	return b.failed(ctx, name, err)
 }
 
-// failed returns the error of a call, as callers see it.
-func (b *Bucket) failed(ctx context.Context, key string, err error) error {
+// failed returns the error of a call for a name on the server, as callers see it.
+func (b *Bucket) failed(ctx context.Context, name string, err error) error {
 	if err == nil {
 		return nil
 	}
 	deadline, ok := ctx.Deadline()
 	switch {
 	case ctx.Err() != nil:
-		err = b.ranOut(key, ctx.Err())
+		err = b.ranOut(name, ctx.Err())
 	case ok && !time.Now().Before(deadline):
-		err = b.ranOut(key, context.DeadlineExceeded) // A connection notices it a bit sooner than the context.
+		err = b.ranOut(name, context.DeadlineExceeded) // A connection notices it a bit sooner than the context.
 	default:
 		err = fmt.Errorf("redisbucket: %w", err)
 	}
@@ -254,14 +255,14 @@ func (command) NoRetry() bool { return true }
 // Clone returns a copy, which must not be repeated either.
 func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)} }
 
-// run runs a script on one key and returns its answer. The text of the script is sent if the server
+// run runs a script on one name and returns its answer. The text of the script is sent if the server
 // does not have it: then it has done nothing.
-func (b *Bucket) run(ctx context.Context, s script, key string, args []any) (any, error) {
-	if err := b.reach(ctx, key); err != nil {
+func (b *Bucket) run(ctx context.Context, s script, name string, args []any) (any, error) {
+	if err := b.reach(ctx, name); err != nil {
 		return nil, err
 	}
 	call := make([]any, 0, 4+len(args))
-	call = append(append(call, "evalsha", s.hash, 1, b.prefix+key), args...)
+	call = append(append(call, "evalsha", s.hash, 1, name), args...)
 	answer, err := b.do(ctx, newCommand(ctx, call))
 	if redis.HasErrorPrefix(err, "NOSCRIPT") {
 		call[0], call[1] = "eval", s.text

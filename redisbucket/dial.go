@@ -92,25 +92,25 @@ func (h dialHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	return next
 }
 
-// node returns the address of the server of a cluster that has a key, as far as the client knows
+// node returns the address of the server of a cluster that has a name, as far as the client knows
 // it; "" elsewhere.
-func (b *Bucket) node(key string) string {
+func (b *Bucket) node(name string) string {
 	if b.cluster == nil {
 		return ""
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // The client must not ask for it now.
-	node, err := b.cluster.MasterForKey(ended, b.prefix+key)
+	node, err := b.cluster.MasterForKey(ended, name)
 	if err != nil {
 		return ""
 	}
 	return node.Options().Addr
 }
 
-// reach returns when there is a connection to the server of a key, or ctx has ended, or the server
+// reach returns when there is a connection to the server of a name, or ctx has ended, or the server
 // has refused.
-func (b *Bucket) reach(ctx context.Context, key string) error {
-	d, node := &b.dials, b.node(key)
+func (b *Bucket) reach(ctx context.Context, name string) error {
+	d, node := &b.dials, b.node(name)
 	if _, ok := d.reached.Load(node); ok {
 		return nil
 	}
@@ -119,7 +119,7 @@ func (b *Bucket) reach(ctx context.Context, key string) error {
 	if a == nil {
 		a = &attempt{over: make(chan struct{})}
 		d.under[node] = a
-		go b.connect(node, key, a)
+		go b.connect(node, name, a)
 	}
 	d.mu.Unlock()
 	select {
@@ -130,12 +130,12 @@ func (b *Bucket) reach(ctx context.Context, key string) error {
 	}
 }
 
-// connect asks the server of a key to do nothing with the script of a [Bucket.Take]. After that a
+// connect asks the server of a name to do nothing with the script of a [Bucket.Take]. After that a
 // connection is in the client's pool, and the server has the script.
-func (b *Bucket) connect(node, key string, a *attempt) {
+func (b *Bucket) connect(node, name string, a *attempt) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
 	defer cancel()
-	_, a.err = b.do(ctx, newCommand(ctx, []any{"eval", takeScript.text, 1, b.prefix + key}))
+	_, a.err = b.do(ctx, newCommand(ctx, []any{"eval", takeScript.text, 1, name}))
 	if a.err == nil {
 		b.dials.reached.Store(node, nil)
 	}
@@ -145,10 +145,10 @@ func (b *Bucket) connect(node, key string, a *attempt) {
 	close(a.over)
 }
 
-// ranOut returns the error of a call of a key whose time is over, which is err, with the reason if
+// ranOut returns the error of a call for a name whose time is over, which is err, with the reason if
 // that is known. The next call finds out whether the server can be reached.
-func (b *Bucket) ranOut(key string, err error) error {
-	node := b.node(key)
+func (b *Bucket) ranOut(name string, err error) error {
+	node := b.node(name)
 	if errors.Is(err, context.DeadlineExceeded) {
 		b.dials.reached.Delete(node)
 	}

@@ -57,6 +57,24 @@ func (r *Ring) GiveBack(ctx context.Context, t shared.Take, end shared.Instant) 
 	return s.bucket.GiveBack(ctx, t, end)
 }
 
+// Seats implements [shared.Seater].
+func (r *Ring) Seats(ctx context.Context, q shared.Seating) (shared.Seated, error) {
+	s := r.server(q.Key)
+	if s == nil {
+		return shared.Seated{}, errNoServers
+	}
+	return s.bucket.Seats(ctx, q)
+}
+
+// Keep implements [shared.Keeper].
+func (r *Ring) Keep(ctx context.Context, k shared.Keeping) (shared.Kept, error) {
+	s := r.server(k.Key)
+	if s == nil {
+		return shared.Kept{}, errNoServers
+	}
+	return s.bucket.Keep(ctx, k)
+}
+
 var errNoServers = errors.New("redisbucket: the Ring has no servers")
 
 // Shard returns the name of the server of a key, and of its hash slot if the server is a

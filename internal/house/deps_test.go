@@ -118,8 +118,8 @@ const importPolicy = `
 	# tests use it from within, so an import of shaper would be a circle.
 	internal/realtime: std
 
-	# Tests make shapers of the text of their limits. No other line allows it.
-	internal/made: std shaper
+	# Tests make shapers of the text of their limits, and questions to Buckets. No other line allows it.
+	internal/made: std shaper shaper/shared
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.

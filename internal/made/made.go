@@ -1,4 +1,5 @@
-// Package made makes Shapers and Groups for tests, of limits in the text form of [shaper.ParseLimits].
+// Package made makes Shapers and Groups for tests, of limits in the text form of [shaper.ParseLimits], and random questions to
+// Buckets.
 // They are closed when the test ends. If one can't be made, the test fails.
 package made
 
