@@ -35,8 +35,9 @@ type Bucket struct {
 	db   DB
 	turn chan struct{} // has room for the one call that uses db; nil if all may
 
-	take, giveBack, sweep string // statements
-	err                   error  // the mistake in the options
+	take, giveBack, sit, keep string // statements
+	sweeps                    []sweep
+	err                       error // the mistake in the options
 }
 
 var _ shared.Bucket = (*Bucket)(nil)
@@ -52,7 +53,9 @@ func New(db DB, opts ...Option) *Bucket {
 		db:       db,
 		take:     o.inTable(takeSQL),
 		giveBack: o.inTable(giveBackSQL),
-		sweep:    o.inTable(sweepSQL),
+		sit:      o.inTable(sitSQL),
+		keep:     o.inTable(keepSQL),
+		sweeps:   sweeps(o),
 		err:      err,
 	}
 	switch db.(type) {
@@ -237,11 +240,12 @@ func (t tableOption) apply(o *options) { o.table = string(t) }
 // WithTable sets the name of the table; the default is leaky_buckets, which is looked for
 // in the search path of the connection. A name may begin with the name of a schema and a
 // dot: "limits.buckets". Letters keep their case: "Buckets" is what SQL calls "Buckets"
-// in quotes. The functions of the table are called by its name and _ask, _step or _take.
+// in quotes. The functions are called by its name and _ask, _step, _take, _sit or _keep, and the tables of seats and
+// keepers by its name and _seat or _kept.
 func WithTable(name string) Option { return tableOption(name) }
 
 // names matches the names that SQL has for the default table.
-var names = regexp.MustCompile(`\bleaky_buckets(_ask|_step|_take)?\b`)
+var names = regexp.MustCompile(`\bleaky_buckets(_ask|_step|_take|_seat|_sit|_kept|_keep)?\b`)
 
 // inTable returns sql, which is for the default table, for the table of the options.
 func (o options) inTable(sql string) string {
@@ -258,26 +262,49 @@ func (o options) inTable(sql string) string {
 	})
 }
 
-// A page of keys is one statement and one transaction, so that no Take waits for long for
-// a row that goes. Rows that others have locked are in use, and are not waited for. What is
-// asked of a row is asked again once it is locked.
-const sweepSQL = `
+// sweepSQL returns the statement that deletes the rows of a table in which a time is so long ago. A page of keys is one
+// statement and one transaction, so that no Take waits for long for a row that goes. Rows that others have locked are in
+// use, and are not waited for. What is asked of a row is asked again once it is locked.
+func sweepSQL(table, column, age string) string {
+	return strings.NewReplacer("TBL", table, "COL", column, "AGE", age).Replace(`
 WITH page AS MATERIALIZED (
-	SELECT key FROM leaky_buckets WHERE key > $1 ORDER BY key LIMIT 1000
-), drained AS MATERIALIZED (
-	SELECT b.key FROM leaky_buckets AS b JOIN page ON b.key = page.key
-	WHERE b.empty < extract(epoch FROM statement_timestamp() - interval '1 minute') * 1000000
+	SELECT key FROM TBL WHERE key > $1 ORDER BY key LIMIT 1000
+), old AS MATERIALIZED (
+	SELECT b.key FROM TBL AS b JOIN page ON b.key = page.key
+	WHERE b.COL < extract(epoch FROM statement_timestamp() - interval 'AGE') * 1000000
 	FOR UPDATE OF b SKIP LOCKED
 ), gone AS (
-	DELETE FROM leaky_buckets AS b USING drained WHERE b.key = drained.key RETURNING 1
+	DELETE FROM TBL AS b USING old WHERE b.key = old.key RETURNING 1
 )
 SELECT (SELECT count(*) FROM gone), (SELECT key FROM page ORDER BY key DESC LIMIT 1),
-	CASE WHEN $2 THEN set_config('synchronous_commit', 'off', true) END`
+	CASE WHEN $2 THEN set_config('synchronous_commit', 'off', true) END`)
+}
 
-// Sweep deletes the rows of levels that reached 0 a minute ago or earlier, and returns how
-// many. Without it, each key that has ever been used keeps its row, of about 200 bytes. Sweep
-// reads the whole table, a thousand rows in each transaction, and disturbs no Take; call it
-// once an hour, say, from one of the processes.
+// A sweep says what [Bucket.Sweep] does with a table.
+type sweep struct {
+	may    string // asks whether the role may; "" if that is not asked, as an error says it
+	delete string
+}
+
+func sweeps(o options) []sweep {
+	beside := func(table string) sweep {
+		return sweep{
+			may: o.inTable(`SELECT coalesce(bool_and(has_table_privilege(to_regclass(` + quoted(table) + `), p)), false)
+				FROM unnest(ARRAY['SELECT', 'UPDATE', 'DELETE']) AS p`),
+			delete: o.inTable(sweepSQL(table, "written", "1 day")),
+		}
+	}
+	return []sweep{
+		{delete: o.inTable(sweepSQL("leaky_buckets", "empty", "1 minute"))},
+		beside("leaky_buckets_seat"), beside("leaky_buckets_kept"),
+	}
+}
+
+// Sweep deletes the rows of levels that reached 0 a minute ago or earlier, and those of seats and keepers that were
+// written a day ago or earlier, and returns how many. Without it, each key that has ever been used keeps its row, of about
+// 200 bytes. Sweep reads the whole tables, a thousand rows in each transaction, and disturbs no Take; call it
+// once an hour, say, from one of the processes. Where its role may not delete the rows of seats and keepers, or
+// has no table of them because [Migrate] has not been called since, it leaves these out.
 //
 // If it returns an error, the rows before that are gone nevertheless.
 func (b *Bucket) Sweep(ctx context.Context) (deleted int64, err error) {
@@ -285,14 +312,22 @@ func (b *Bucket) Sweep(ctx context.Context) (deleted int64, err error) {
 		return 0, err
 	}
 	defer b.leave()
-	for last := []byte{}; last != nil; {
-		var n int64
-		var ignored *string
-		err := b.db.QueryRow(ctx, b.sweep, mode, last, commitsAlone(b.db)).Scan(&n, &last, &ignored)
-		if err != nil {
-			return deleted, failed(ctx, err)
+	for _, s := range b.sweeps {
+		may := s.may == ""
+		if !may {
+			if err := b.db.QueryRow(ctx, s.may, mode).Scan(&may); err != nil {
+				return deleted, failed(ctx, err)
+			}
 		}
-		deleted += n
+		for last := []byte{}; may && last != nil; {
+			var n int64
+			var ignored *string
+			err := b.db.QueryRow(ctx, s.delete, mode, last, commitsAlone(b.db)).Scan(&n, &last, &ignored)
+			if err != nil {
+				return deleted, failed(ctx, err)
+			}
+			deleted += n
+		}
 	}
 	return deleted, nil
 }
@@ -300,7 +335,7 @@ func (b *Bucket) Sweep(ctx context.Context) (deleted int64, err error) {
 //go:embed schema.sql
 var schema string
 
-// Schema returns the SQL that makes the table of a [Bucket] and its functions, for those who
+// Schema returns the SQL that makes the tables of a [Bucket] and their functions, for those who
 // apply such changes with a tool of their own. It is schema.sql, with the name of
 // [WithTable]. If an option is wrong, it returns "".
 func Schema(opts ...Option) string {
@@ -311,7 +346,7 @@ func Schema(opts ...Option) string {
 	return o.inTable(schema)
 }
 
-// Migrate makes the table of a [Bucket] and its functions, unless they are there, and
+// Migrate makes the tables of a [Bucket] and their functions, unless they are there, and
 // replaces functions that an older version of this package has made. Those of a newer
 // version stay. Each process may call it whenever it starts, and several at once; only the
 // one that makes or replaces something needs the right to do so. All is done in one
@@ -337,9 +372,14 @@ func Migrate(ctx context.Context, db DB, opts ...Option) error {
 // nothing to do.
 func (o options) migration() string {
 	found := `coalesce(substring(obj_description(to_regproc(` + quoted("leaky_buckets_take") + `), 'pg_proc') FROM '^pgbucket v([0-9]+)$')::int, 0)`
-	needed := `to_regclass(` + quoted("leaky_buckets") + `) IS NULL OR ` + found + ` < ` + version +
-		` OR ` + found + ` = ` + version + ` AND to_regproc(` + quoted("leaky_buckets_ask") + `) IS NULL` +
-		` OR ` + found + ` = ` + version + ` AND to_regproc(` + quoted("leaky_buckets_step") + `) IS NULL`
+	needed := `to_regclass(` + quoted("leaky_buckets") + `) IS NULL OR ` + found + ` < ` + version + ` OR ` + found + ` = ` + version + ` AND (false`
+	for _, name := range []string{"leaky_buckets_seat", "leaky_buckets_kept"} {
+		needed += ` OR to_regclass(` + quoted(name) + `) IS NULL`
+	}
+	for _, name := range []string{"leaky_buckets_ask", "leaky_buckets_step", "leaky_buckets_sit", "leaky_buckets_keep"} {
+		needed += ` OR to_regproc(` + quoted(name) + `) IS NULL`
+	}
+	needed += `)`
 	return `DO ` + quoted(o.inTable(`
 BEGIN
 	IF `+needed+` THEN

@@ -212,6 +212,10 @@ func TestATableMayHaveAnyNameThatNeedsNoQuotesWithinQuotes(t *testing.T) {
 		require.NoError(t, err, name)
 		require.True(t, taken.Cold, "%s is a table of its own", name)
 		require.NoError(t, bucket.GiveBack(t.Context(), one("key", every(1)), taken.Empty))
+		_, err = bucket.Seats(t.Context(), seating("key"))
+		require.NoError(t, err, name)
+		_, err = bucket.Keep(t.Context(), keeping("key"))
+		require.NoError(t, err, name)
 		_, err = bucket.Sweep(t.Context())
 		require.NoError(t, err, name)
 	}
@@ -229,6 +233,10 @@ func TestAWrongOptionIsTheErrorOfEveryMethod(t *testing.T) {
 		require.ErrorContains(t, err, name)
 		require.ErrorContains(t, bucket.GiveBack(t.Context(), one("key", every(1)), shared.Instant{}), name)
 		_, err = bucket.Sweep(t.Context())
+		require.ErrorContains(t, err, name)
+		_, err = bucket.Seats(t.Context(), seating("key"))
+		require.ErrorContains(t, err, name)
+		_, err = bucket.Keep(t.Context(), keeping("key"))
 		require.ErrorContains(t, err, name)
 	}
 	for _, name := range []string{

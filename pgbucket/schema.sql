@@ -192,6 +192,242 @@ CREATE OR REPLACE FUNCTION leaky_buckets_take(
 		new_version, new_unit, new_unit_part, new_parts, new_burst, high, high_part, seen, 0, guard, async)
 $take$;
 
+-- The seats of a key, as shared.SeatState has them: from when on they are given, and the processes in the order of their
+-- IDs. A crash or a fail-over empties the table, as it is UNLOGGED. Then seats are given only after a guard, which is
+-- what a loss costs; in a row that came back from some time before, seats would be free that are in use.
+CREATE UNLOGGED TABLE IF NOT EXISTS leaky_buckets_seat (
+	key     bytea    PRIMARY KEY,
+	written bigint   NOT NULL DEFAULT 0, -- in microseconds since 1970; 0: there is no state
+	ready   bigint   NOT NULL DEFAULT 0,
+	ids     bytea[]  NOT NULL DEFAULT '{}',
+	held    int[]    NOT NULL DEFAULT '{}',
+	want    int[]    NOT NULL DEFAULT '{}',
+	since   bigint[] NOT NULL DEFAULT '{}',
+	expires bigint[] NOT NULL DEFAULT '{}',
+	number  bigint[] NOT NULL DEFAULT '{}'
+) WITH (fillfactor = 50);
+
+-- The atomic step of Seats, as shared.Seating.Apply has it. It reads the clock when the row is locked, unless it is told
+-- one, as only tests do.
+CREATE OR REPLACE FUNCTION leaky_buckets_sit(
+	bucket_key bytea, own_id bytea, cap bigint, own_held bigint, own_want bigint, question bigint, answered bigint,
+	lease bigint, fresh bigint, guard bigint, told bigint,
+	OUT granted bigint, OUT target bigint, OUT clock bigint
+) LANGUAGE plpgsql AS $sit$
+DECLARE
+	most     CONSTANT bigint := 9007199254740992; -- 2^53
+	day      CONSTANT bigint := 86400000000;
+	b        leaky_buckets_seat;
+	is_state boolean;
+	me       int;         -- which of the processes asks
+	latest   bigint := 0; -- its latest question
+	waited   bigint := 0; -- since when it has waited
+	free     bigint;
+	wants    bigint[];    -- of all, as far as they count
+	waits    boolean;     -- another one waits
+	starving boolean;     -- and has no seat
+	rest     bigint;
+	want     bigint;
+BEGIN
+	LOOP
+		SELECT * INTO b FROM leaky_buckets_seat AS s WHERE s.key = bucket_key FOR UPDATE;
+		EXIT WHEN FOUND;
+		INSERT INTO leaky_buckets_seat (key) VALUES (bucket_key) ON CONFLICT (key) DO NOTHING;
+	END LOOP;
+	clock := told;
+	IF clock = 0 THEN
+		clock := extract(epoch FROM clock_timestamp()) * 1000000;
+	END IF;
+
+	is_state := b.written > 0 AND b.written >= clock - day AND b.ready BETWEEN 1 AND most
+		AND ARRAY[cardinality(b.held), cardinality(b.want), cardinality(b.since), cardinality(b.expires), cardinality(b.number)]
+			= array_fill(cardinality(b.ids), ARRAY[5]);
+	IF is_state THEN
+		-- Those stay whose leases last, and no time is later than if it were written now.
+		SELECT coalesce(bool_and((octet_length(h.id) > 0 AND (h.n = 1 OR h.id > b.ids[h.n - 1])
+				AND h.held >= 0 AND h.want >= 0 AND h.since BETWEEN 0 AND most AND h.expires BETWEEN 1 AND most
+				AND h.number BETWEEN 0 AND most) IS TRUE), true),
+			array_agg(h.id) FILTER (WHERE h.lives), array_agg(h.held) FILTER (WHERE h.lives), array_agg(h.want) FILTER (WHERE h.lives),
+			array_agg(least(h.since, clock)) FILTER (WHERE h.lives), array_agg(least(h.expires, clock + lease)) FILTER (WHERE h.lives),
+			array_agg(h.number) FILTER (WHERE h.lives),
+			cap - own_held - coalesce(sum(h.held) FILTER (WHERE h.other), 0),
+			own_want || array_agg(CASE WHEN h.asks THEN h.want ELSE least(h.want, h.held) END::bigint) FILTER (WHERE h.other),
+			coalesce(bool_or(h.other AND h.asks AND h.want > h.held), false),
+			coalesce(bool_or(h.other AND h.asks AND h.want > h.held AND h.held = 0), false)
+			INTO is_state, b.ids, b.held, b.want, b.since, b.expires, b.number, free, wants, waits, starving
+		FROM (
+			SELECT u.*, u.expires > clock AS lives, u.expires > clock AND u.id <> own_id AS other, clock + lease - u.expires <= fresh AS asks
+			FROM unnest(b.ids, b.held, b.want, b.since, b.expires, b.number) WITH ORDINALITY AS u(id, held, want, since, expires, number, n)
+		) AS h;
+	END IF;
+	IF is_state THEN
+		b.ready := least(b.ready, clock + guard);
+	ELSE
+		b := ROW(bucket_key, 0, clock + guard, NULL, NULL, NULL, NULL, NULL, NULL);
+		free := cap - own_held;
+		waits := false;
+	END IF;
+
+	me := array_position(b.ids, own_id);
+	IF me IS NOT NULL THEN
+		latest := b.number[me];
+		waited := b.since[me];
+		IF latest > question THEN
+			granted := b.held[me];
+			target := cap;
+			RETURN;
+		END IF;
+	END IF;
+	IF answered > latest AND clock >= b.ready THEN
+		b.ready := clock + guard;
+	END IF;
+	IF own_want <= own_held THEN
+		waited := 0;
+	ELSIF waited = 0 THEN
+		waited := clock;
+	END IF;
+
+	granted := own_held;
+	IF own_want > own_held AND free > 0 AND clock >= b.ready THEN
+		IF waits THEN
+			-- All who wait come up to one level, and what is left goes to those who have waited longest. Between the numbers
+			-- that they hold and want, each further level costs as much as the one before.
+			WITH w AS MATERIALIZED (
+				SELECT own_id AS id, own_held AS held, own_want AS want, waited AS since
+				UNION ALL
+				SELECT u.id, u.held, u.want, u.since FROM unnest(b.ids, b.held, b.want, b.since, b.expires) AS u(id, held, want, since, expires)
+				WHERE u.id <> own_id AND u.want > u.held AND clock + lease - u.expires <= fresh
+			), levels AS (
+				SELECT n.level, sum(greatest(least(w.want, n.level) - w.held, 0))::bigint AS cost, greatest(1, count(*) FILTER (WHERE w.held <= n.level AND w.want > n.level)) AS rise
+				FROM (SELECT w.held AS level FROM w UNION SELECT w.want FROM w) AS n, w GROUP BY n.level
+			), reached AS (
+				SELECT l.level + (free - l.cost) / l.rise AS level, (free - l.cost) % l.rise AS rest
+				FROM levels AS l WHERE l.cost <= free ORDER BY l.level DESC LIMIT 1
+			)
+			SELECT CASE WHEN own_held > r.level OR own_want <= r.level THEN greatest(own_held, least(own_want, r.level))
+				WHEN r.rest > (SELECT count(*) FROM w WHERE w.held <= r.level AND w.want > r.level AND (w.since, w.id) < (waited, own_id)) THEN r.level + 1
+				ELSE r.level END
+				INTO granted FROM reached AS r;
+		ELSE
+			granted := least(own_want, own_held + free);
+		END IF;
+		IF granted = own_want THEN
+			waited := 0;
+		ELSIF granted > own_held THEN
+			waited := clock;
+		END IF;
+	END IF;
+
+	target := cap;
+	IF waits THEN
+		SELECT array_agg(u.want ORDER BY u.want) INTO wants FROM unnest(wants) AS u(want);
+		rest := cap;
+		FOR n IN REVERSE cardinality(wants)..1 LOOP
+			want := wants[cardinality(wants) - n + 1];
+			IF want * n >= rest THEN
+				target := rest / n;
+				IF rest % n > 0 AND NOT starving THEN
+					target := target + 1;
+				END IF;
+				EXIT;
+			END IF;
+			rest := rest - want;
+		END LOOP;
+		target := least(own_want, target);
+	END IF;
+
+	IF me IS NOT NULL AND granted = 0 AND own_want = 0 THEN
+		b.ids := b.ids[:me - 1] || b.ids[me + 1:];
+		b.held := b.held[:me - 1] || b.held[me + 1:];
+		b.want := b.want[:me - 1] || b.want[me + 1:];
+		b.since := b.since[:me - 1] || b.since[me + 1:];
+		b.expires := b.expires[:me - 1] || b.expires[me + 1:];
+		b.number := b.number[:me - 1] || b.number[me + 1:];
+	ELSIF granted > 0 OR own_want > 0 THEN
+		IF me IS NULL THEN -- It gets a place among the others.
+			SELECT count(*) + 1 INTO me FROM unnest(b.ids) AS u(id) WHERE u.id < own_id;
+			b.ids := b.ids[:me - 1] || own_id || b.ids[me:];
+			b.held := b.held[:me - 1] || 0 || b.held[me:];
+			b.want := b.want[:me - 1] || 0 || b.want[me:];
+			b.since := b.since[:me - 1] || 0::bigint || b.since[me:];
+			b.expires := b.expires[:me - 1] || 0::bigint || b.expires[me:];
+			b.number := b.number[:me - 1] || 0::bigint || b.number[me:];
+		END IF;
+		b.held[me] := granted;
+		b.want[me] := own_want;
+		b.since[me] := waited;
+		b.expires[me] := clock + lease;
+		b.number[me] := question;
+	END IF;
+	UPDATE leaky_buckets_seat AS s SET (written, ready, ids, held, want, since, expires, number)
+		= (clock, b.ready, coalesce(b.ids, '{}'), coalesce(b.held, '{}'), coalesce(b.want, '{}'), coalesce(b.since, '{}'), coalesce(b.expires, '{}'), coalesce(b.number, '{}'))
+		WHERE s.key = bucket_key;
+END $sit$;
+
+-- The keeper of a key, as shared.KeepState has it: the process or '' if the key is free, for how long it asked in
+-- microseconds, when its lease ends, and what was written last.
+CREATE TABLE IF NOT EXISTS leaky_buckets_kept (
+	key     bytea  PRIMARY KEY,
+	written bigint NOT NULL DEFAULT 0, -- in microseconds since 1970; 0: there is no state
+	id      bytea  NOT NULL DEFAULT '',
+	lease   bigint NOT NULL DEFAULT 0,
+	ends    bigint NOT NULL DEFAULT 0,
+	value   bytea
+) WITH (fillfactor = 50);
+
+-- The atomic step of Keep, as shared.Keeping.Apply has it. It reads the clock when the row is locked, unless it is told one, as
+-- only tests do. The end of the transaction waits for the disk: if a lease were lost in a crash, two processes would
+-- keep the key. The value is NULL if it is the one that was told.
+CREATE OR REPLACE FUNCTION leaky_buckets_keep(
+	bucket_key bytea, own_id bytea, own_lease bigint, own_value bytea, told bigint,
+	OUT keeper bytea, OUT own boolean, OUT last_value bytea, OUT clock bigint
+) LANGUAGE plpgsql AS $keep$
+DECLARE
+	most CONSTANT bigint := 9007199254740992; -- 2^53
+	day  CONSTANT bigint := 86400000000;
+	b    leaky_buckets_kept;
+	back boolean; -- the clock has gone back
+BEGIN
+	LOOP
+		SELECT * INTO b FROM leaky_buckets_kept AS k WHERE k.key = bucket_key FOR UPDATE;
+		EXIT WHEN FOUND;
+		INSERT INTO leaky_buckets_kept (key) VALUES (bucket_key) ON CONFLICT (key) DO NOTHING;
+	END LOOP;
+	clock := told;
+	IF clock = 0 THEN
+		clock := extract(epoch FROM clock_timestamp()) * 1000000;
+	END IF;
+	IF (b.written > 0 AND b.written >= clock - day AND CASE WHEN b.id = '' THEN b.lease = 0 AND b.ends = 0
+		ELSE b.lease BETWEEN 1 AND 60000000 AND b.lease % 1000 = 0 AND b.ends BETWEEN 1 AND most END) IS NOT TRUE THEN
+		b := ROW(bucket_key, 0, '', 0, 0, NULL);
+	END IF;
+	back := b.ends > clock + b.lease;
+	IF back THEN
+		b.ends := clock + b.lease;
+	END IF;
+	IF b.ends <= clock THEN
+		b.id := '';
+	END IF;
+
+	own := b.id = own_id;
+	IF own THEN
+		b.value := own_value;
+	ELSIF b.id <> '' OR own_lease = 0 THEN
+		keeper := b.id;
+		last_value := b.value;
+		IF back THEN
+			UPDATE leaky_buckets_kept AS k SET ends = b.ends, written = clock WHERE k.key = bucket_key;
+		END IF;
+		RETURN;
+	ELSE
+		last_value := b.value;
+	END IF;
+	keeper := CASE WHEN own_lease > 0 THEN own_id ELSE '' END;
+	UPDATE leaky_buckets_kept AS k SET written = clock, id = keeper, lease = own_lease,
+		ends = CASE WHEN own_lease > 0 THEN clock + own_lease ELSE 0 END, value = b.value
+		WHERE k.key = bucket_key;
+END $keep$;
+
 -- Migrate replaces functions whose version is lower than this one, or missing, and no others.
 -- A change of a function comes with the next number.
-COMMENT ON FUNCTION leaky_buckets_take IS 'pgbucket v2';
+COMMENT ON FUNCTION leaky_buckets_take IS 'pgbucket v3';
