@@ -2,6 +2,8 @@ package llm
 
 import (
 	"container/list"
+	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -164,6 +166,96 @@ type learned struct {
 	input, asked  float64
 	output, calls float64
 	told, text    float64 // output of the calls whose text was seen, in tokens and in bytes
+}
+
+// sums returns the sums, in the order in which they are saved.
+func (l *learned) sums() [6]*float64 {
+	return [...]*float64{&l.input, &l.asked, &l.output, &l.calls, &l.told, &l.text}
+}
+
+// savedVersion is the version of saved Estimates.
+const savedVersion = 1
+
+// savedEstimates are Estimates as JSON, the ones that were used last first.
+type savedEstimates struct {
+	Version int          `json:"version"`
+	Models  []savedEntry `json:"models"`
+	Pairs   []savedEntry `json:"pairs"`
+}
+
+type savedEntry struct {
+	Team  string     `json:"team,omitempty"`
+	Model string     `json:"model"`
+	Sums  [6]float64 `json:"sums"` // of learned
+}
+
+// Save returns the Estimates as JSON for [Estimates.Restore] in another process: so many bytes at most, in which those that were
+// used last have room first.
+func (e *Estimates) Save(most int) []byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	saved := savedEstimates{savedVersion, []savedEntry{}, []savedEntry{}}
+	text, _ := json.Marshal(saved) // There is nothing in it that JSON can't hold.
+	most -= len(text)
+	saved.Models, most = e.models.saved(most)
+	saved.Pairs, _ = e.pairs.saved(most)
+	text, _ = json.Marshal(saved)
+	return text
+}
+
+// saved returns the entries for which so many bytes have room, and what is left of those.
+func (s *sums) saved(most int) (entries []savedEntry, rest int) {
+	entries = []savedEntry{}
+	for at := s.used.Front(); at != nil; at = at.Next() {
+		l := at.Value.(*learned)
+		entry := savedEntry{Team: l.team, Model: l.model}
+		for i, sum := range l.sums() {
+			entry.Sums[i] = *sum
+		}
+		text, _ := json.Marshal(entry)
+		if most -= len(text) + 1; most < 0 {
+			break
+		}
+		entries = append(entries, entry)
+	}
+	return entries, max(most, 0)
+}
+
+// Restore adds what another process has learned ([Estimates.Save]), in place of what these Estimates have learned of the same teams
+// and models. If the data are damaged, or have an unknown version, it returns an error and changes nothing.
+func (e *Estimates) Restore(data []byte) error {
+	var saved savedEstimates
+	if err := json.Unmarshal(data, &saved); err != nil {
+		return fmt.Errorf("llm: the saved estimates are damaged: %w", err)
+	}
+	if saved.Version != savedVersion {
+		return fmt.Errorf("llm: the saved estimates have version %d, must have %d", saved.Version, savedVersion)
+	}
+	for _, entry := range slices.Concat(saved.Models, saved.Pairs) {
+		for _, sum := range entry.Sums {
+			if sum < 0 || sum > math.MaxInt32/(1-decay) {
+				return fmt.Errorf("llm: the saved estimates are damaged: a sum of the model %.60q is %v", entry.Model, sum)
+			}
+		}
+		if len(entry.Model) > longestModel {
+			return fmt.Errorf("llm: the saved estimates are damaged: the model %.60q… has %d bytes, may have %d", entry.Model, len(entry.Model), longestModel)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.models.restore(saved.Models)
+	e.pairs.restore(saved.Pairs)
+	return nil
+}
+
+// restore adds entries, of which the first was used last.
+func (s *sums) restore(entries []savedEntry) {
+	for _, entry := range slices.Backward(entries) {
+		l := s.of(pair{entry.Team, entry.Model})
+		for i, sum := range l.sums() {
+			*sum = entry.Sums[i]
+		}
+	}
 }
 
 // Estimate returns what a call of a team and a model is likely to take that asks for so much. Before the first answer of the model
