@@ -80,6 +80,11 @@ type Config struct {
 
 	// Refuse responds to a call that was not admitted, and may call [Gateway.WriteError]. nil means WriteError.
 	Refuse func(http.ResponseWriter, *http.Request, error)
+
+	// Leaves, if it is not nil, is called each time right before a call is sent to the provider. After an error the call is not sent,
+	// it costs nothing, and its handler returns without a response: it has moved to another process, as a call has that is in line
+	// when its context ends with a cause that has a method Moved. A call that has moved is neither recorded nor logged.
+	Leaves func(http.ResponseWriter, *http.Request) error
 }
 
 // A Gateway lets calls wait within the quota of their provider, by their actual usage. [New] makes one, and [Gateway.Wrap]
@@ -149,6 +154,9 @@ func New(c Config) (*Gateway, error) {
 	g := &Gateway{config: c, dialect: d, levels: levels, faults: faultLog{log: c.Log, last: map[string]faults{}}}
 	if c.Refuse == nil {
 		g.config.Refuse = g.WriteError
+	}
+	if c.Refusals != nil {
+		g.config.Refusals = slog.New(ofThoseHere{c.Refusals.Handler()})
 	}
 	return g, nil
 }
@@ -238,6 +246,7 @@ type call struct {
 	waited  time.Duration
 	left    time.Time // when it left the line for the last time
 	isSent  bool      // to the provider
+	isMoved bool      // to another process, right before it was sent
 	retried bool
 
 	status   int
@@ -321,6 +330,10 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		shaper.WriteError(w, r, err)
 		return
 	}
+	if !c.leaves(w, r) {
+		c.settleFree(r)
+		return
+	}
 	s := &sender{call: c, w: w, r: r, next: next, header: w.Header().Clone(), restart: func() {}}
 	c.departs(c.entered)
 	c.isSent = true
@@ -339,6 +352,9 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		c.waited += time.Since(s.refused) // It has been in line again, and has not left.
 	}
 	switch {
+	case c.isMoved:
+		c.settleFree(r)
+		s.restore()
 	case a.captured == nil:
 	case err != nil && r.Context().Err() == context.Canceled: // The caller has gone while the call waited again.
 		a.endRefused(r)
@@ -399,6 +415,9 @@ type sender struct {
 
 func (s *sender) RoundTrip(out *http.Request) (*http.Response, error) {
 	if s.last != nil {
+		if !s.leaves(s.w, s.r) {
+			return nil, errMoved
+		}
 		s.restart()
 		s.restart = func() {} // The handler may hijack the connection now.
 		s.restore()
@@ -457,6 +476,9 @@ func suspendWriteTimeout(w http.ResponseWriter, r *http.Request) (restart func()
 
 // refuse refuses a call in the provider's place, and notes it, whoever writes the response.
 func (g *Gateway) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	if hasMoved(r.Context()) {
+		return
+	}
 	c, status := callOf(r.Context()), g.failureOf(r, err).status
 	c.hasWaited()
 	if c.status = status; status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
@@ -468,6 +490,9 @@ func (g *Gateway) refuse(w http.ResponseWriter, r *http.Request, err error) {
 // end ends the call.
 func (c *call) end(r *http.Request) {
 	c.body.release()
+	if c.isMoved || !c.isSent && hasMoved(r.Context()) {
+		return
+	}
 	if c.status == 0 {
 		c.hasWaited()
 	}
@@ -477,6 +502,43 @@ func (c *call) end(r *http.Request) {
 	if c.g.config.Record != nil {
 		c.g.config.Record(r, c.record())
 	}
+}
+
+var errMoved = errors.New("gateway: the call has moved to another process")
+
+// leaves reports whether the call may be sent to the provider, and not by another process.
+func (c *call) leaves(w http.ResponseWriter, r *http.Request) bool {
+	if c.g.config.Leaves != nil && c.g.config.Leaves(w, r) != nil {
+		c.isMoved = true
+	}
+	return !c.isMoved
+}
+
+// hasMoved reports whether a context has ended as the call goes on in another process.
+func hasMoved(ctx context.Context) bool {
+	_, ok := errors.AsType[interface {
+		error
+		Moved()
+	}](context.Cause(ctx))
+	return ok
+}
+
+// ofThoseHere logs nothing of calls that have moved.
+type ofThoseHere struct{ slog.Handler }
+
+func (h ofThoseHere) Handle(ctx context.Context, r slog.Record) error {
+	if hasMoved(ctx) {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h ofThoseHere) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return ofThoseHere{h.Handler.WithAttrs(attrs)}
+}
+
+func (h ofThoseHere) WithGroup(name string) slog.Handler {
+	return ofThoseHere{h.Handler.WithGroup(name)}
 }
 
 // setTiming says how long the call has waited.
