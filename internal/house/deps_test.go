@@ -153,6 +153,9 @@ const nestedPolicy = `
 	# (Codex by zstd), and the standard library reads neither zstd nor brotli.
 	llm: std shaper shaper/watch internal/httpfield github.com/andybalholm/brotli github.com/klauspost/compress/zstd
 
+	# Replicas know a store and HTTP, and neither a provider nor a gateway.
+	llm/replicas: std shaper/shared
+
 	# The providers in memory know only what is counted.
 	llm/llmtest: std
 
