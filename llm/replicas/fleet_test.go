@@ -148,7 +148,7 @@ func (f *fleet) start(number int, o options) *node {
 	g.Begin()
 	n.models = gateway.Models{{Gateway: g}}
 	c := replicas.Config{
-		Keeper: n.store, Key: "k", Advertise: addressOf(number), Line: n, Team: teamOf, Wait: 30 * time.Second,
+		Keeper: n.store, Key: "k", Advertise: addressOf(number), Line: n, Team: teamOf, Wait: func() time.Duration { return 30 * time.Second },
 		Transport: replicas.NewTransport(func(ctx context.Context, _, address string) (net.Conn, error) {
 			return f.network.dial(ctx, addressOf(number), address)
 		}),

@@ -32,6 +32,7 @@ const (
 // calls are the calls of a replica. Its lock guards them.
 type calls struct {
 	ways    map[*way]struct{}
+	onward  uint64          // calls that have been passed on
 	waiting int             // calls for which no replica has the line
 	passed  map[string]*way // by the ID of the call, those that other replicas have passed here
 	left    map[string]struct{}
@@ -177,8 +178,8 @@ func (w *way) end() place {
 // serve serves a call that has come in here, wherever the line is.
 func (r *Replica) serve(w http.ResponseWriter, req *http.Request, line http.Handler) {
 	until := time.Time{}
-	if r.config.Wait > 0 {
-		until = time.Now().Add(r.config.Wait)
+	if wait := r.config.Wait(); wait > 0 {
+		until = time.Now().Add(wait)
 	}
 	for field := range req.Header {
 		if strings.HasPrefix(field, prefix) {
@@ -394,6 +395,7 @@ func (r *Replica) pass(w *way, req *http.Request, to told, id string) (isOver bo
 	w.cancel = cancel
 	r.mu.Lock()
 	r.ways[w] = struct{}{}
+	r.onward++
 	r.mu.Unlock()
 	defer w.end()
 	out := req.WithContext(ctx)

@@ -48,8 +48,8 @@ type Config struct {
 	// where the handler behind refuses it.
 	Team func(*http.Request) (team string, ok bool)
 
-	// Wait is the longest that a call waits while no replica has the line; 0: for as long as its caller stays.
-	Wait time.Duration
+	// Wait returns the longest that a call waits while no replica has the line; nil, or 0: for as long as its caller stays.
+	Wait func() time.Duration
 
 	// Fallback is for when the store can't be asked and no replica has the line: each has 1/Fallback of the quota then. 0: calls
 	// wait.
@@ -110,8 +110,6 @@ func New(c Config) (*Replica, error) {
 		return nil, fmt.Errorf("replicas: Config.Advertise is %q, must be the host:port at which the other replicas reach this one, such as 10.1.2.3:8080", c.Advertise)
 	case net.ParseIP(host).IsUnspecified():
 		return nil, fmt.Errorf("replicas: Config.Advertise is %q, which is no address at which others reach this replica", c.Advertise)
-	case c.Wait < 0:
-		return nil, fmt.Errorf("replicas: Config.Wait is %v, must not be negative", c.Wait)
 	case c.Fallback < 0:
 		return nil, fmt.Errorf("replicas: Config.Fallback is %d, must not be negative", c.Fallback)
 	case c.Bodies < 0:
@@ -122,6 +120,9 @@ func New(c Config) (*Replica, error) {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Wait == nil {
+		c.Wait = func() time.Duration { return 0 }
 	}
 	if c.Team == nil {
 		c.Team = func(*http.Request) (string, bool) { return "", true }
@@ -157,7 +158,8 @@ type State struct {
 	Keeper  string    // the address of the replica that has the line; "": none is known
 	Since   time.Time // when that began
 	Err     error     // of the store, or of an address that leads to another replica; nil: none
-	Passed  int       // calls that are passed on now
+	Passing int       // calls that are passed on now
+	Passed  uint64    // calls that have been passed on so far, some of them several times
 	Waiting int       // calls that wait for a replica that has the line
 }
 
@@ -165,13 +167,13 @@ type State struct {
 func (r *Replica) State() State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := State{Here: r.isOpen, Apart: r.isApart, Keeper: r.keeper.Address, Since: r.since, Err: r.err, Waiting: r.waiting}
+	s := State{Here: r.isOpen, Apart: r.isApart, Keeper: r.keeper.Address, Since: r.since, Err: r.err, Passed: r.onward, Waiting: r.waiting}
 	if s.Err == nil {
 		s.Err = r.astray
 	}
 	for w := range r.ways {
 		if w.to != r.id {
-			s.Passed++
+			s.Passing++
 		}
 	}
 	return s
