@@ -49,6 +49,8 @@ func (e *engine) Corrupt(key, value string) error {
 
 func (e *engine) Forget(key string) error {
 	delete(e.states, e.keyOf(key))
+	delete(e.states, e.seatsKey(key))
+	delete(e.states, e.keepKey(key))
 	return nil
 }
 

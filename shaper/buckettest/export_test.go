@@ -4,19 +4,25 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strings"
 
 	"example.com/leakybucket/shaper/shared"
 )
 
-// Told runs the checks of [Run], each on a Bucket of its own, until one of them fails. It
+// Told runs the checks of [Run] whose names begin so, each on a Bucket of its own, until one of them fails. It
 // returns what that one says; "" if none does.
-func Told(ctx context.Context, newBucket func() shared.Bucket) string {
+func Told(ctx context.Context, about string, newBucket func() shared.Bucket) string {
 	for _, c := range checks {
+		if !strings.HasPrefix(c.name, about) {
+			continue
+		}
 		r := &recorder{ctx: ctx}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			c.run(newTester(r, newBucket()))
+			tester := newTester(r, newBucket())
+			tester.long = true // In a bubble nothing takes long.
+			c.run(tester)
 		}()
 		<-done
 		if r.fatal != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"regexp"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -135,7 +136,96 @@ func TestAMemoryForgetsWhatABucketMayForget(t *testing.T) {
 	})
 }
 
-func TestAMemoryTakesNoTakeThatIsWrong(t *testing.T) {
+func TestAMemoryForgetsSeatsAndKeepersAfterADay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		q := shared.Seating{Key: "k", ID: "a", Cap: 2, Want: 1}
+		k := shared.Keeping{Key: "k", ID: "a", Lease: time.Second}
+		both := func() (shared.Seated, shared.Kept) {
+			seated, err := m.Seats(t.Context(), q)
+			require.NoError(t, err)
+			kept, err := m.Keep(t.Context(), k)
+			require.NoError(t, err)
+			return seated, kept
+		}
+		value := []byte("x")
+		k.Value = value
+		seated, _ := both()
+		require.Equal(t, shared.Seated{Target: 2, Now: m.Now()}, seated)
+		both()
+		value[0] = 'y'
+		require.Equal(t, shared.KeepState{ID: "a", Lease: time.Second, Ends: m.Now() + micros(time.Second), Value: []byte("x")}, m.KeepState("k"))
+		k.ID = "b"
+		_, kept := both()
+		kept.Value[0] = 'z'
+		require.Equal(t, "x", string(m.KeepState("k").Value))
+		require.Equal(t, m.Now()+micros(shared.SeatGuard), m.SeatState("k").Ready)
+
+		k.Lease = 0
+		time.Sleep(23 * time.Hour)
+		seated, kept = both()
+		require.Equal(t, 1, seated.Held)
+		require.Equal(t, "x", string(kept.Value))
+		time.Sleep(time.Hour) // A look does not make a value last.
+		require.Equal(t, "x", string(m.KeepState("k").Value))
+		time.Sleep(time.Microsecond)
+		require.Zero(t, m.KeepState("k"))
+		time.Sleep(23*time.Hour - time.Microsecond)
+		require.NotZero(t, m.SeatState("k"))
+		time.Sleep(time.Microsecond)
+		require.Zero(t, m.SeatState("k"))
+
+		for _, lose := range []func(){m.Wipe, func() { require.NoError(t, m.Forget("k")) }} {
+			m.SetSeats("k", shared.SeatState{Ready: 1, Holders: []shared.SeatHolder{{ID: "x", Held: 1, Expires: m.Now() + 1}}})
+			m.SetKeep("k", shared.KeepState{ID: "x", Lease: time.Second, Ends: m.Now() + 1})
+			require.NotZero(t, m.SeatState("k"))
+			require.NotZero(t, m.KeepState("k"))
+			lose()
+			require.Zero(t, m.SeatState("k"))
+			require.Zero(t, m.KeepState("k"))
+		}
+	})
+}
+
+// Seats and kept keys meet the same faults as levels, and their requests arrive as late.
+func TestSeatsAndKeepersOfAMemoryMeetFaults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetSeats("k", shared.SeatState{Ready: 1})
+		m.SetDelay(300*time.Millisecond, 0)
+		var ops []string
+		m.Fail(func(_ int, op string) buckettest.Fault {
+			ops = append(ops, op)
+			return buckettest.NoFault
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
+		defer cancel()
+		_, err := m.Seats(ctx, shared.Seating{Key: "k", ID: "a", Cap: 3, Want: 5, Number: 1})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		ctx, cancel = context.WithTimeout(t.Context(), 250*time.Millisecond)
+		defer cancel()
+		_, err = m.Keep(ctx, shared.Keeping{Key: "k", ID: "a", Lease: time.Minute})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, []string{"Seats", "Keep"}, ops)
+		require.Equal(t, 3, m.SeatState("k").Holders[0].Held)
+		require.Zero(t, m.KeepState("k"))
+		time.Sleep(50 * time.Millisecond)
+		require.Equal(t, "a", m.KeepState("k").ID)
+
+		m.Fail(func(int, string) buckettest.Fault { return buckettest.FailAfter })
+		_, err = m.Seats(t.Context(), shared.Seating{Key: "k", ID: "a", Cap: 3, Held: 1, Want: 1, Number: 2})
+		require.ErrorIs(t, err, buckettest.ErrFault)
+		_, err = m.Keep(t.Context(), shared.Keeping{Key: "k", ID: "a", Value: []byte("last")})
+		require.ErrorIs(t, err, buckettest.ErrFault)
+		log := m.Log()
+		require.Equal(t, 1, log[2].Seated.Held)
+		require.Equal(t, int64(2), log[2].Seating.Number)
+		require.Equal(t, "last", string(log[3].Kept.Value))
+		require.Equal(t, "a", log[3].Keeping.ID)
+	})
+}
+
+func TestAMemoryTakesNoCallThatIsWrong(t *testing.T) {
 	m := buckettest.NewMemory()
 	for _, spoil := range []func(*shared.Take){
 		func(t *shared.Take) { t.Key = "" },
@@ -157,6 +247,33 @@ func TestAMemoryTakesNoTakeThatIsWrong(t *testing.T) {
 		spoil(&wrong)
 		require.Panics(t, func() { _, _ = m.Take(t.Context(), wrong) }, "%+v", wrong)
 	}
+	for _, spoil := range []func(*shared.Seating){
+		func(q *shared.Seating) { q.Key = "" },
+		func(q *shared.Seating) { q.ID = "" },
+		func(q *shared.Seating) { q.Cap = 0 },
+		func(q *shared.Seating) { q.Held = -1 },
+		func(q *shared.Seating) { q.Want = -1 },
+		func(q *shared.Seating) { q.Number = -1 },
+		func(q *shared.Seating) { q.Number = 1<<53 + 1 },
+		func(q *shared.Seating) { q.Answered = -1 },
+		func(q *shared.Seating) { q.Number, q.Answered = 1, 2 },
+	} {
+		wrong := shared.Seating{Key: "k", ID: "a", Cap: 1}
+		spoil(&wrong)
+		require.Panics(t, func() { _, _ = m.Seats(t.Context(), wrong) }, "%+v", wrong)
+	}
+	for _, spoil := range []func(*shared.Keeping){
+		func(k *shared.Keeping) { k.Key = "" },
+		func(k *shared.Keeping) { k.ID = "" },
+		func(k *shared.Keeping) { k.Lease = -time.Second },
+		func(k *shared.Keeping) { k.Lease = time.Microsecond },
+		func(k *shared.Keeping) { k.Lease = time.Minute + time.Millisecond },
+		func(k *shared.Keeping) { k.Value = make([]byte, 1<<20+1) },
+	} {
+		wrong := shared.Keeping{Key: "k", ID: "a"}
+		spoil(&wrong)
+		require.Panics(t, func() { _, _ = m.Keep(t.Context(), wrong) }, "%+v", wrong)
+	}
 	require.Empty(t, m.Log())
 }
 
@@ -165,41 +282,56 @@ func TestAMemoryTakesNoTakeThatIsWrong(t *testing.T) {
 // another.
 func TestRunTellsMistakes(t *testing.T) {
 	t.Run("none", func(t *testing.T) {
-		require.Empty(t, told(t, func() shared.Bucket { return newEngine("") }))
+		require.Empty(t, told(t, "", func() shared.Bucket { return newEngine("") }))
 	})
 	for _, mistake := range mistakes(t) {
 		t.Run(mistake, func(t *testing.T) {
-			said := told(t, func() shared.Bucket { return newEngine(mistake) })
+			about := "" // Mistakes of seats and of kept keys are told by their own checks.
+			if topic, _, ok := strings.Cut(mistake, ": "); ok {
+				about = topic + ": "
+			}
+			said := told(t, about, func() shared.Bucket { return newEngine(mistake) })
 			require.NotEmpty(t, said)
 			t.Log(said)
 		})
 	}
 }
 
-// told returns the report of the checks on a Bucket. In a bubble the checks do not wait.
-func told(t *testing.T, newBucket func() shared.Bucket) (said string) {
-	synctest.Test(t, func(t *testing.T) { said = buckettest.Told(t.Context(), newBucket) })
+// told returns the report of the checks on a Bucket whose names begin so. In a bubble the checks do not wait.
+func told(t *testing.T, about string, newBucket func() shared.Bucket) (said string) {
+	synctest.Test(t, func(t *testing.T) { said = buckettest.Told(t.Context(), about, newBucket) })
 	return said
 }
 
-// mistakes returns the mistakes that engine_test.go has.
+// mistakes returns the mistakes that the engine has.
 func mistakes(t *testing.T) (found []string) {
-	source, err := os.ReadFile("engine_test.go")
-	require.NoError(t, err)
 	seen := map[string]bool{}
-	for _, m := range regexp.MustCompile(`e\.is\("([^"]+)"\)`).FindAllStringSubmatch(string(source), -1) {
-		if !seen[m[1]] {
-			seen[m[1]] = true
-			found = append(found, m[1])
+	for _, file := range []string{"engine_test.go", "engine_seats_test.go"} {
+		source, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile(`e\.is\("([^"]+)"\)`).FindAllStringSubmatch(string(source), -1) {
+			if !seen[m[1]] {
+				seen[m[1]] = true
+				found = append(found, m[1])
+			}
 		}
 	}
-	require.Greater(t, len(found), 40)
+	require.Greater(t, len(found), 100)
 	return found
 }
 
 // Checks that need an optional method are left out where it is missing, and no other check is.
 func TestRunNeedsNoOptionalMethods(t *testing.T) {
-	require.Empty(t, told(t, func() shared.Bucket { return struct{ shared.Bucket }{newEngine("")} }))
+	require.Empty(t, told(t, "", func() shared.Bucket { return struct{ shared.Bucket }{newEngine("")} }))
+	type fleet struct {
+		shared.Bucket
+		shared.Seater
+		shared.Keeper
+	}
+	require.Empty(t, told(t, "", func() shared.Bucket {
+		e := newEngine("")
+		return fleet{e, e, e}
+	}))
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

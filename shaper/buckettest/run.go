@@ -15,7 +15,8 @@ import (
 // Run tests that a [shared.Bucket] keeps the promises of its comment. It calls newBucket for
 // each sub-test; all Buckets may be the same one, or have the same server, as each sub-test
 // uses keys of its own. The sub-tests take some thousand calls and a second of waiting
-// together; with SHAPER_LONG=1 in the environment twenty times as many calls.
+// together; with SHAPER_LONG=1 in the environment twenty times as many calls. A Bucket that is a [shared.Seater] or a
+// [shared.Keeper] is tested as such too, which takes five seconds more of waiting, or some fifteen.
 //
 // Each answer must equal the one of [shared.Take.Apply] at the clock reading that the answer
 // tells. Only after a change of the rate it may be late by 2 µs, as
@@ -24,7 +25,8 @@ import (
 // A Bucket for tests may have one or more of the methods of [Corrupter], [Forgetter],
 // [Setter] and [Stepper], usually in a struct around the real Bucket. They make it possible
 // to test the Bucket under damage, loss, and a clock that steps. Without them the sub-tests
-// that need them are skipped.
+// that need them are skipped. So do those of [SeatSetter] and [KeepSetter] for seats and kept keys: without them all
+// is skipped that would have to wait for leases.
 func Run(t *testing.T, newBucket func(t *testing.T) shared.Bucket) {
 	for _, c := range checks {
 		t.Run(c.name, func(t *testing.T) {
@@ -42,7 +44,7 @@ type Corrupter interface {
 
 // A Forgetter can lose states.
 type Forgetter interface {
-	// Forget loses the state of a key, as if the key had never been used.
+	// Forget loses the state of a key, its seats and its keeper, as if the key had never been used.
 	Forget(key string) error
 }
 
@@ -81,13 +83,17 @@ type tester struct {
 	bucket shared.Bucket
 	prefix string
 	levels map[string]shared.BucketLevel
+	seats  map[string]shared.SeatState
+	keeps  map[string]shared.KeepState
 	random *rand.Rand
 	holds  bool // the Bucket knows of holds; see knowsHolds
+	long   bool // what takes ten seconds of real time is waited for
 }
 
 func newTester(r reporter, b shared.Bucket) *tester {
 	return &tester{
-		reporter: r, bucket: b, levels: map[string]shared.BucketLevel{}, random: rand.New(rand.NewPCG(1, 2)),
+		reporter: r, bucket: b, random: rand.New(rand.NewPCG(1, 2)), long: times(1) > 1,
+		levels: map[string]shared.BucketLevel{}, seats: map[string]shared.SeatState{}, keeps: map[string]shared.KeepState{},
 		// A server may still have the keys of an earlier run.
 		prefix: fmt.Sprintf("buckettest:%016x:", rand.Uint64()),
 	}
@@ -335,6 +341,24 @@ var checks = []check{
 	{"a state that was lost", checkLoss},
 	{"a state that is damaged", checkDamage},
 	{"random calls", checkRandom},
+	{"seats: guards, wants and leases end", checkSeatTimes},
+	{"seats: whoever has fewest comes first", checkSeatShares},
+	{"seats: a question that was overtaken, and an older state", checkSeatNumbers},
+	{"seats: the clock steps", checkSeatClock},
+	{"seats: keys and IDs do not touch each other", checkSeatKeys},
+	{"seats: calls at the same time are one after the other", checkSeatConcurrency},
+	{"seats: contexts", checkSeatContexts},
+	{"seats: a state that is damaged", checkSeatDamage},
+	{"seats: random calls", checkSeatsRandom},
+	{"a kept key: one process keeps it", checkKeep},
+	{"a kept key: a lease ends", checkKeepLease},
+	{"a kept key: a value may be any bytes", checkKeepValues},
+	{"a kept key: the clock goes back", checkKeepClock},
+	{"a kept key: keys and IDs do not touch each other", checkKeepKeys},
+	{"a kept key: no two keep it at the same time", checkKeepConcurrency},
+	{"a kept key: contexts", checkKeepContexts},
+	{"a kept key: a state that is damaged", checkKeepDamage},
+	{"a kept key: random calls", checkKeepRandom},
 }
 
 func checkCold(c *tester) {
