@@ -410,11 +410,23 @@ func newTampered(t *testing.T, pool *pgxpool.Pool) tampered {
 }
 
 func (b tampered) Forget(key string) error {
-	_, err := b.db.Exec(b.t.Context(), "DELETE FROM "+b.table+" WHERE key = $1", []byte(key))
-	return err
+	for _, of := range []string{"", "_seat", "_kept"} {
+		if _, err := b.db.Exec(b.t.Context(), "DELETE FROM "+b.table+of+" WHERE key = $1", pgbucket.Column(key)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (b tampered) Set(key string, l shared.BucketLevel) { setLevel(b.t, b.db, b.table, key, l) }
+
+func (b tampered) SetSeats(key string, s shared.SeatState) {
+	testBucket{pool: b.db, name: b.table}.setSeats(b.t, string(pgbucket.Column(key)), s)
+}
+
+func (b tampered) SetKeep(key string, s shared.KeepState) {
+	testBucket{pool: b.db, name: b.table}.setKeeper(b.t, string(pgbucket.Column(key)), s)
+}
 
 // A stepped Bucket is on a server whose clock can be moved: its sessions find another
 // clock_timestamp before the real one.

@@ -6,6 +6,8 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
+var Column = column
+
 // SeatsAt and KeepAt are the calls at a reading of the clock.
 func SeatsAt(ctx context.Context, b *Bucket, q shared.Seating, now int64) (shared.Seated, error) {
 	return b.seats(ctx, q, now)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -79,11 +80,29 @@ func (d damageable) Corrupt(key, value string) error {
 }
 
 func (d damageable) Forget(key string) error {
-	return d.client.Del(context.Background(), "shaper:"+key).Err()
+	for _, name := range []string{"shaper:" + key, redisbucket.SeatsName(d.Bucket, key), redisbucket.KeeperName(d.Bucket, key)} {
+		if err := d.client.Del(context.Background(), name).Err(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (d damageable) Set(key string, l shared.BucketLevel) {
 	require.NoError(d.t, d.Corrupt(key, redisbucket.Encode(l)))
+}
+
+func (d damageable) SetSeats(key string, s shared.SeatState) {
+	_, err := d.Bucket.Seats(within(d.t), shared.Seating{Key: key, ID: "none", Cap: 1}) // so that the state says the server's run
+	require.NoError(d.t, err)
+	ready, err := d.client.HGet(within(d.t), redisbucket.SeatsName(d.Bucket, key), "").Result()
+	require.NoError(d.t, err)
+	_, run, _ := strings.Cut(ready, " ")
+	fleet{d.Bucket, d.t, d.client, run}.setSeats(key, s)
+}
+
+func (d damageable) SetKeep(key string, s shared.KeepState) {
+	fleet{d.Bucket, d.t, d.client, ""}.setKeeper(key, s)
 }
 
 // A steppable is one whose server has the clock of this machine, but for the steps.
@@ -109,6 +128,20 @@ func (s steppable) Take(ctx context.Context, t shared.Take) (shared.Taken, error
 	defer s.clock.mu.Unlock()
 	s.clock.server.SetTime(time.Now().Add(s.clock.offset))
 	return s.damageable.Take(ctx, t)
+}
+
+func (s steppable) Seats(ctx context.Context, q shared.Seating) (shared.Seated, error) {
+	s.clock.mu.Lock()
+	defer s.clock.mu.Unlock()
+	s.clock.server.SetTime(time.Now().Add(s.clock.offset))
+	return s.damageable.Seats(ctx, q)
+}
+
+func (s steppable) Keep(ctx context.Context, k shared.Keeping) (shared.Kept, error) {
+	s.clock.mu.Lock()
+	defer s.clock.mu.Unlock()
+	s.clock.server.SetTime(time.Now().Add(s.clock.offset))
+	return s.damageable.Keep(ctx, k)
 }
 
 func TestACluster(t *testing.T) {
