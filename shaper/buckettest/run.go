@@ -85,6 +85,7 @@ type tester struct {
 	levels map[string]shared.BucketLevel
 	seats  map[string]shared.SeatState
 	keeps  map[string]shared.KeepState
+	began  int64 // when a check of seats last read the Bucket's clock
 	random *rand.Rand
 	holds  bool // the Bucket knows of holds; see knowsHolds
 	long   bool // what takes ten seconds of real time is waited for
