@@ -61,6 +61,7 @@ type rare struct {
 	remote       remote  // the same, if it is one; else nil
 	keptOutUntil int64   // see flow.keptOutUntil
 	bounds       *bounds // of those in line; nil: none has had one
+	seats        int32   // how many seats the level grants, if the cap of the plan is grantedCap
 }
 
 // A ledger follows the level of a bucket, for those that may lower it later on. The bucket tells it
@@ -310,7 +311,7 @@ type plan struct {
 	burst      int64
 	inLine     time.Duration // how long a request may be in line ([WithLineTimeout]); 0: for ever
 	users      int32         // in a Group, the number of buckets that have this plan
-	uncapped   bool          // no request takes a seat, whatever InFlight is, as this is a dry run
+	cap        capKind       // whether requests take seats
 	several    bool          // the flow has further levels
 	returns    bool          // settle gives back all that was reserved too much
 	leftAtUnit uint8         // the unit of bucket.leftAt is 1<<leftAtUnit nanoseconds
@@ -318,14 +319,21 @@ type plan struct {
 
 func planOf(l Limits) *plan {
 	interval := exact.IntervalOf(l.Rate)
-	return &plan{
+	p := &plan{
 		limits: l, interval: interval, burst: l.burst(),
 		leftAtUnit: uint8(max(0, bits.Len64(uint64(interval.Whole()))-20)),
 	}
+	if l.InFlight > 0 {
+		p.cap = ownCap
+	}
+	return p
 }
 
-// capped is flow.capped.
-func (p *plan) capped() bool { return p.limits.InFlight > 0 && !p.uncapped }
+// A capKind says how many requests may be in flight.
+type capKind uint8
 
-// hasSeat reports whether the cap lets one more request leave if so many seats are taken.
-func (p *plan) hasSeat(taken int32) bool { return !p.capped() || int(taken) < p.limits.InFlight }
+const (
+	noCap      capKind = iota // any number: none takes a seat
+	ownCap                    // as many as [Limits.InFlight] says
+	grantedCap                // as many as the level of the flow grants: rare.seats
+)

@@ -58,7 +58,7 @@ func (s *Shaper) setLimits(l Limits, from *Limits) (done bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	if err := s.flow.checkChange(l); err != nil {
+	if err := s.flow.checkChange(to); err != nil {
 		return true, err
 	}
 	s.changesLocked()
@@ -67,13 +67,13 @@ func (s *Shaper) setLimits(l Limits, from *Limits) (done bool, err error) {
 }
 
 // checkChange returns why a flow can't have other limits; nil if it can.
-func (f *flow) checkChange(to Limits) error {
-	from := f.bucket.limits
-	if (from.InFlight > 0) == (to.InFlight > 0) {
+func (f *flow) checkChange(to *plan) error {
+	from := f.bucket.limits.InFlight
+	if to.cap == grantedCap || (from > 0) == (to.limits.InFlight > 0) {
 		return nil
 	}
 	return fmt.Errorf("shaper: Limits.InFlight is %d and can't become %d while the shaper is in use: "+
-		"with a cap requests say when they end, and without they don't", from.InFlight, to.InFlight)
+		"with a cap requests say when they end, and without they don't", from, to.limits.InFlight)
 }
 
 // Hold lets no request leave for a time d from now, up to 365 days, for example because the upstream has asked for a
@@ -164,7 +164,9 @@ func (d *dispatcher) validate(l Limits) error {
 // planOf returns a new plan of [Limits] for the flows of a dispatcher.
 func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
-	p.uncapped = d.letsAllThrough() // It is unknown when a request would have ended that had left later.
+	if d.letsAllThrough() {
+		p.cap = noCap // It is unknown when a request would have ended that had left later.
+	}
 	p.inLine = d.lineTimeout.of(l)
 	p.several = d.further != nil
 	if d.levels != nil {

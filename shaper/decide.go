@@ -79,7 +79,7 @@ type account interface {
 }
 
 // errUseAcquire is for calls that would not say when they end.
-var errUseAcquire = errors.New("shaper: Limits.InFlight is set: use Acquire or Do, which give the seat back")
+var errUseAcquire = errors.New("shaper: Limits.InFlight is set, or the InFlight of a Bucket's Options: use Acquire or Do, which give the seat back")
 
 // checkCall checks the cost and the context of a request before the lock is taken, and
 // notes the context's deadline.
@@ -328,7 +328,7 @@ func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rej
 		return 0, rejection{reason: refusedCostly}
 	}
 	wait = timeUntil(leaves, now)
-	if wait == 0 && !(v.waiting == 0 && v.hasSeat(v.seatsTaken)) {
+	if wait == 0 && !(v.waiting == 0 && (v.cap == noCap || v.seatsTaken < v.seats)) {
 		wait = 1 // It is unknown when a seat becomes free; but not now.
 	}
 	if wait > 0 && v.isFull(r.kind) {
@@ -424,11 +424,11 @@ func (v *view) retryAfter(now int64, bound time.Duration, ends ends, kind entryK
 	}
 	timeLeft := max(untilDeadline(ends.deadline, now), 1) // It may be 0, but to come later than at bound would not help.
 	wait, after := bound, max(0, bound-v.longestWait(now, ends), bound-timeLeft+1)
-	if v.roomPlace > 0 {
+	if v.roomLeaves > 0 {
 		after = max(after, timeUntil(v.roomLeaves, now), 1) // As leavesIn, but for the seat.
 	}
-	if v.capped() {
-		wait, after = v.expected(bound), max(after, v.seatIn(max(int(v.roomPlace), 1)))
+	if v.cap != noCap {
+		wait, after = v.expected(bound), max(after, v.seatIn(max(v.roomPlace(), 1)))
 	}
 	return min(wait, after)
 }
@@ -445,14 +445,14 @@ func (v *view) nextLeavesIn(now int64, ln *line) time.Duration {
 
 // seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0 if
 // there are seats now for it and all ahead of it, and in a dry run. It is unknown when
-// requests end. On average [Limits.InFlight] of them end within the mean time for which
-// seats are taken.
+// requests end. On average as many of them as there are seats end within the mean time for which
+// seats are taken; where a level has granted none so far, it counts as one.
 func (v *view) seatIn(k int) time.Duration {
-	seats := v.limits.InFlight
-	toEnd := k + int(v.seatsTaken) - seats // More may be taken than there are, after SetLimits.
-	if !v.capped() || toEnd <= 0 {
+	toEnd := k + int(v.seatsTaken) - int(v.seats) // More may be taken than there are, after SetLimits.
+	if v.cap == noCap || toEnd <= 0 {
 		return 0
 	}
+	seats := max(int(v.seats), 1)
 	high, low := bits.Mul64(uint64(toEnd), uint64(v.seatTime))
 	if high >= uint64(seats) {
 		return time.Duration(exact.Forever)
@@ -485,9 +485,9 @@ type view struct {
 	seatTime   int64 // as in cold
 	waiting    int32
 	seatsTaken int32
+	seats      int32 // flow.seats, or the greatest int32
 	placeless  int32 // how many of those that wait have no place, as it counts for this newcomer; see level
-	roomPlace  int32 // of the request with whose departure there is room for a newcomer; 0: there is some, or none ever, or findRoom was not called
-	roomLeaves int64 // when that request leaves, as linePlace.leaves
+	roomLeaves int64 // when the request leaves with whose departure there is room for a newcomer, as linePlace.leaves, but at least 1; 0: there is some, or none ever, or findRoom was not called
 }
 
 // A linePlace is where a request stands in line, and when it is to leave.
@@ -502,7 +502,7 @@ func (f *flow) view() view {
 	c := b.coldOrNone()
 	return view{
 		plan: b.plan, bucketInstants: bucketInstants{b.empty, c.hold}, ahead: ln.cost.total(), seatTime: c.seatTime,
-		waiting: ln.len, seatsTaken: ln.seatsTaken,
+		waiting: ln.len, seatsTaken: ln.seatsTaken, seats: int32(min(f.seats(), math.MaxInt32)),
 	}
 }
 
@@ -518,10 +518,21 @@ func (f *flow) viewFor(now, cost int64) view {
 // findRoom finds the request with whose departure there is room for a newcomer that may wait.
 // In a line that is longer than the Depth, as that has become smaller, it walks to it.
 func (v *view) findRoom(ln *line) {
-	if k := int(v.waiting) - v.limits.Depth + 1; k > int(v.placeless) && v.limits.Depth > 0 {
-		v.roomPlace, v.roomLeaves = int32(k), v.placeOf(ln, k).leaves
+	if k := v.overfull(); k > int(v.placeless) && v.limits.Depth > 0 {
+		v.roomLeaves = max(v.placeOf(ln, k).leaves, 1)
 	}
 }
+
+// roomPlace returns the place of the request with whose departure there is room for a newcomer; 0 as roomLeaves.
+func (v *view) roomPlace() int {
+	if v.roomLeaves == 0 {
+		return 0
+	}
+	return v.overfull()
+}
+
+// overfull returns how many in line have to leave before there is room for a newcomer.
+func (v *view) overfull() int { return int(v.waiting) - v.limits.Depth + 1 }
 
 // placeOf returns the place of the k-th request in line, from 1.
 func (v *view) placeOf(ln *line, k int) linePlace {

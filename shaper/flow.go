@@ -73,6 +73,7 @@ type remote interface {
 	given() *plan // the plan as it was given to the flow; its bucket may have another one
 
 	busy(now int64) bool       // it is in use, so the flow must stay
+	expectsSeat() bool         // a newcomer gets a seat, as far as is known
 	refusesAll(now int64) bool // a newcomer is refused whatever the line and the limits are
 	stats() shared.Stats
 }
@@ -441,9 +442,18 @@ func (ln *line) beginHead(now int64) {
 	ln.flow.bucket.sinceIsWhole()
 }
 
-// capped reports whether there is a cap: [Limits.InFlight] is set, and the gate does not let all through.
-// [Shaper.SetLimits] cannot change that, but it does replace the plan, so the lock must be held.
-func (f *flow) capped() bool { return f.bucket.capped() }
+// capped reports whether there is a cap: [Limits.InFlight] is set, or the level of the flow grants seats; and the gate
+// does not let all through. [Shaper.SetLimits] cannot change that, but it does replace the plan, so the lock must be
+// held.
+func (f *flow) capped() bool { return f.bucket.cap != noCap }
+
+// seats returns how many requests may have a seat, in a flow with a cap.
+func (f *flow) seats() int {
+	if f.bucket.cap == grantedCap {
+		return int(f.bucket.rareOrNew().seats)
+	}
+	return f.bucket.limits.InFlight
+}
 
 // hasSeat reports whether the cap lets one more request leave.
-func (f *flow) hasSeat() bool { return !f.capped() || f.bucket.hasSeat(int32(f.seatsTaken())) }
+func (f *flow) hasSeat() bool { return !f.capped() || f.seatsTaken() < f.seats() }

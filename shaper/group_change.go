@@ -146,7 +146,7 @@ func (s *keyShard[K]) putInForceLocked(key K, p *plan, now int64) error {
 		return nil
 	}
 	kf := s.table.Get(key)
-	if err := kf.Value.checkChange(p.limits); err != nil {
+	if err := kf.Value.checkChange(p); err != nil {
 		return err
 	}
 	to := s.plans.use(p)

@@ -5,10 +5,10 @@ import "time"
 // free frees a seat, if it has not been released before. The lock is not held.
 //
 // If no request is in line, when that happens does not matter, and reading the clock would be a
-// third of the time of a release, so it is read only if the seat is timed.
+// third of the time of a release, so it is read only if the seat is timed. To a level it may matter.
 func (held *seat) free(d *dispatcher, f *flow) {
 	d.mu.Lock()
-	if *held != freed && f.waiting() > 0 {
+	if *held != freed && (f.waiting() > 0 || d.levels != nil) {
 		d.mu.Unlock()
 		held.freeAwaited(d, f)
 		return
@@ -26,7 +26,7 @@ func (held *seat) free(d *dispatcher, f *flow) {
 	d.mu.Unlock()
 }
 
-// freeAwaited is free for a flow that had requests in line a moment ago.
+// freeAwaited is free for a flow that had requests in line a moment ago, or may have a level.
 func (held *seat) freeAwaited(d *dispatcher, f *flow) {
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
@@ -53,7 +53,7 @@ func (f *flow) freeSeat(now int64) {
 }
 
 // A seat says whether a request that has left a flow with a cap still counts against
-// [Limits.InFlight], and if its time is measured, when it was taken. Releasing a seat twice
+// the cap, and if its time is measured, when it was taken. Releasing a seat twice
 // releases it once. The lock guards it.
 type seat int64
 

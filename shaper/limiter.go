@@ -219,6 +219,9 @@ type acquirer interface {
 // have a cap.
 func mayBeCapped(l Limiter) bool {
 	limited, ok := l.(interface{ Limits() Limits })
+	if s, is := l.(interface{ takesSeats() bool }); is && s.takesSeats() {
+		return true // Its level grants the seats.
+	}
 	return !ok || limited.Limits().InFlight > 0
 }
 

@@ -406,7 +406,7 @@ func rateLimitOf(l inner, err error, a httpin.Response) (fields httpfield.RateLi
 		case st.Limits.InFlight > 0 && !st.DryRun: // No request of a shadow has a seat.
 			units = min(units, float64(max(0, st.Limits.InFlight-st.InFlight)))
 		}
-		if st.Bucket.State == shared.StateLocal { // The burst is a part of Limits.Burst.
+		if st.Bucket.State == shared.StateLocal || st.Bucket.SeatsTarget > 0 { // The burst is a part of Limits.Burst, or there are seats.
 			units = min(units, float64(st.Free))
 		}
 		free = exact.Sum(int64(units), max(0, depth-int64(st.Waiting)))

@@ -54,6 +54,9 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	return s, nil
 }
 
+// takesSeats reports whether there is a cap. A type that embeds a *Shaper has it, too.
+func (s *Shaper) takesSeats() bool { return s.capped }
+
 // Wait is shorthand for WaitN(ctx, 1).
 func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 

@@ -32,6 +32,7 @@ type sharedFlow struct {
 	pump    pump
 	meter   meter
 	holding holding
+	seating seating
 }
 
 // add makes the sharedFlow of a flow, whose bucket has the plan of its [Limits].
@@ -39,16 +40,60 @@ func (s *sharedLevels) add(f *flow, key levelKey) {
 	common := s.breakerOf(key.backend)
 	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), all: s, d: s.d, f: f, breaker: common, common: common}
 	sf.pump.sf, sf.meter.sf, sf.holding.sf = sf, sf, sf
+	sf.seating.begin(sf, key.key)
 	sf.setGivenLocked(f.bucket.plan)
 	sf.SetRate(s.rateOf(sf.was, s.version))
 	s.flows[f] = sf
 	f.setRemote(sf)
 }
 
+// forget forgets a flow that is deleted.
+func (s *sharedLevels) forget(f *flow) {
+	if sf := s.flows[f]; sf != nil && s.d.phase != closed {
+		sf.standWithOthersLocked(s.d.clock) // Else nobody would be told that its outage has ended.
+	}
+	s.drop(f)
+}
+
+// updateLinesLocked updates the lines whose levels are in a backend, after that has become
+// unavailable, or can be asked again.
+func (s *sharedLevels) updateLinesLocked(b *lease.Breaker, now int64) {
+	d := s.d
+	for _, ln := range d.due {
+		if sf := s.flows[ln.flow]; sf != nil && !sf.Off && sf.breaker == b {
+			ln.slot = ln.flow.nextInLine()
+			sf.moved(now)
+		}
+	}
+	d.due.reorder()
+	d.rearm = true
+}
+
+// close gives back all leased units, after the lines have been emptied, and returns when
+// that is done, or has failed. The lock is not held.
+func (s *sharedLevels) close() {
+	d := s.d
+	now := d.lockAndAdvance()
+	for _, sf := range s.flows {
+		sf.moved(now)
+		sf.holding.kickLocked(now)
+	}
+	d.unlockAndArm()
+	s.waitForPumps()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for f, sf := range s.flows {
+		sf.DropAll()                               // Units that could not be given back are lost.
+		if d.host != nil && sf.meter.asking == 0 { // Its flow is gone.
+			s.drop(f)
+		}
+	}
+}
+
 // busy reports whether the lease is in use.
 func (sf *sharedFlow) busy(now int64) bool {
 	sf.DropLate(now) // While the Bucket can't be asked nothing is given back.
-	return sf.pump.running || sf.holding.running || sf.meter.asking > 0 || sf.Leased() > 0
+	return sf.pump.running || sf.holding.running || sf.seating.busyLocked(now) || sf.meter.asking > 0 || sf.Leased() > 0
 }
 
 // usesOwnLevelLocked reports whether requests leave by the flow's own bucket, and use no units: in a
@@ -76,6 +121,7 @@ func (sf *sharedFlow) unitsDueLocked(n int64) int64 {
 func (sf *sharedFlow) passed(cost int64) {
 	sf.Use(cost)
 	sf.NoteUse()
+	sf.seating.kickLocked(sf.d.clock)
 }
 
 // leave lets the head of the line leave now, if units for it are still leased.
@@ -92,7 +138,10 @@ func (sf *sharedFlow) leave(w *waiter, now int64) bool {
 
 // leavesLocked is leave, if it is not the patience of one in line that has come to its end.
 func (sf *sharedFlow) leavesLocked(w *waiter, now int64) bool {
+	sf.seating.grantLocked(now) // Its lease may have ended before the ticker came.
 	switch {
+	case !sf.f.hasSeat():
+		return false
 	case sf.usesOwnLevelLocked():
 		slot, hasLeft := sf.f.bucket.letLeave(sf.f.line.since, now, w.cost)
 		if !hasLeft {
@@ -104,7 +153,8 @@ func (sf *sharedFlow) leavesLocked(w *waiter, now int64) bool {
 		return false
 	default:
 		sf.f.bucket.leave(exact.At(now), w.cost)
-		sf.passed(w.cost)
+		sf.Use(w.cost)
+		sf.NoteUse()
 		sf.f.line.since = exact.At(now)
 	}
 	return true
@@ -118,8 +168,11 @@ func (sf *sharedFlow) giveBack(w *waiter, _ *companions) {
 	sf.f.bucket.giveBack(w.departureNo, w.cost)
 }
 
-// moved makes the pump take its next step.
-func (sf *sharedFlow) moved(now int64) { sf.pump.kickLocked(now) }
+// moved makes the pump take its next step, and the seating.
+func (sf *sharedFlow) moved(now int64) {
+	sf.seating.kickLocked(now)
+	sf.pump.kickLocked(now)
+}
 
 // given returns the plan of the [Limits] that the flow was given, whose users are counted.
 func (sf *sharedFlow) given() *plan { return sf.was }
@@ -223,8 +276,9 @@ func (sf *sharedFlow) probeLocked(now int64) {
 	}
 }
 
-// checkFallbackLocked begins or ends the fallback, as the backend demands it.
+// checkFallbackLocked begins or ends the fallback, as the backend demands it, and grants the seats that there are.
 func (sf *sharedFlow) checkFallbackLocked(now int64) {
+	defer sf.seating.grantLocked(now)
 	switch n := int64(sf.all.fallback); {
 	case sf.breaker.Open == sf.fallback || n == 0 || sf.Off:
 	case sf.breaker.Open:
@@ -281,7 +335,7 @@ func (sf *sharedFlow) raisedLocked(now int64) int64 {
 // once, if the level has the room that this process takes it to have.
 func (sf *sharedFlow) needsNoPlaceLocked(now, n int64) bool {
 	f := sf.f
-	if sf.usesOwnLevelLocked() || f.bucket.coldOrNone().hold.Ceil() > now || f.capped() && f.seatsTaken()+f.waiting() >= f.bucket.limits.InFlight {
+	if sf.usesOwnLevelLocked() || f.bucket.coldOrNone().hold.Ceil() > now || f.waiting() >= sf.expectedSeats() {
 		return false
 	}
 	ahead := max(0, f.ahead()-sf.Leased())
@@ -303,7 +357,8 @@ func (sf *sharedFlow) placeless(now, n int64) int32 {
 	case sf.needsNoPlaceLocked(now, n):
 		return waiting
 	}
-	covered := max(0, sf.Room(now)+sf.Leased()) // at most, as each costs 1 at least
+	covered := min(sf.Room(now)+sf.Leased(), int64(sf.expectedSeats()))
+	covered = max(0, covered) // at most, as each costs 1 at least
 	sf.covered = int32(min(int64(sf.covered), int64(waiting), covered))
 	return sf.covered
 }
@@ -335,7 +390,7 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 		return judges, why
 	case kind != reentry && sf.isUnavailableLocked(now):
 		return refuses, sf.unavailableLocked(now)
-	case asks && (f.waiting() > 0 || !f.hasSeat() || sf.holding.keepsLocked(now) || keptOut || sf.fallback):
+	case asks && (f.waiting() > 0 || f.seatsTaken() >= sf.seating.limitLocked() || sf.holding.keepsLocked(now) || keptOut || sf.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
 		v := f.view()
 		wait := v.expected(f.bucket.wait(now, v.ahead, n))
@@ -343,7 +398,7 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 	case asks && deadline <= now: // It is too late, whatever the Bucket says.
 		return refuses, rejection{reason: refusedLate, also: missedDeadline}
 	case asks:
-		if f.capped() {
+		if f.bucket.cap == ownCap {
 			f.lineOrNew().seatsTaken++ // It is given back if the Bucket refuses.
 		}
 		sf.meter.asking++
@@ -361,6 +416,12 @@ func (sf *sharedFlow) forecast(now, n int64) (why rejection) {
 	}
 	return why
 }
+
+// expectsSeat reports whether a request gets a seat, as far as is known.
+func (sf *sharedFlow) expectsSeat() bool { return sf.expectedSeats() > 0 }
+
+// expectedSeats returns how many more requests would get a seat.
+func (sf *sharedFlow) expectedSeats() int { return sf.seating.expectedLocked() - sf.f.seatsTaken() }
 
 // refusesAll reports whether newcomers are refused in an outage.
 func (sf *sharedFlow) refusesAll(now int64) bool { return sf.isUnavailableLocked(now) }
@@ -425,6 +486,7 @@ func (sf *sharedFlow) stats() shared.Stats {
 	}
 	st.RTT, st.Held, st.Lateness = time.Duration(sf.RTT), sf.Leased(), time.Duration(sf.Lateness())
 	st.Ahead, st.HoldsAlone = sf.MostAhead(), sf.holding.alone
+	st.Seats, st.SeatsTarget = sf.seating.statsLocked()
 	if sf.Counts.Leased > 0 {
 		st.Share = 1 / sf.Pace
 	}

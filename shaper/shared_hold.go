@@ -255,10 +255,14 @@ func (h *holding) callTake(t shared.Take) {
 // tellSoon is after how long the [shared.Bucket] is told again if a call has failed.
 const tellSoon = 50 * time.Millisecond
 
-// giveBackLocked returns the unit that is given back.
-func (h *holding) giveBackLocked(int64) (t shared.Take, end shared.Instant) {
-	t, end = h.taken, h.end
-	h.taken = shared.Take{}
-	h.sf.CountGivenBack(t.Cost)
-	return t, end
+// callLocked returns the call that tells of the hold, or gives a unit back.
+func (h *holding) callLocked(s step, now int64) (call func()) {
+	if s == stepGiveBack {
+		t, end := h.taken, h.end
+		h.taken = shared.Take{}
+		h.sf.CountGivenBack(t.Cost)
+		return func() { h.sf.callGiveBack(t, end) }
+	}
+	t := h.takeLocked(now)
+	return func() { h.callTake(t) }
 }

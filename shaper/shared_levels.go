@@ -3,6 +3,7 @@ package shaper
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"time"
 
@@ -23,21 +24,22 @@ type sharedLevels struct {
 	timeout   time.Duration // of a call
 	patience  time.Duration // 0: without end
 
+	seater shared.Seater // the Bucket, if there is a cap of all; else nil
+	cap    int           // how many requests of all processes may be in flight, for each key
+	id     string        // of this process, as seats go to it
+	asked  int64         // how many times it has asked for seats
+
 	version      int64 // of the rates that are put in force now
 	ownVersions  bool  // Options.RateVersion has set the first one
 	rates        lease.Rates
 	flows        map[*flow]*sharedFlow
 	breakers     map[string]*lease.Breaker
-	pumps        int            // that run, and holdings
+	pumps        int            // that run, and holdings and seatings
 	idle         chan struct{}  // closed when the last of them ends; made by the call that waits for its end
 	counts       lease.Counts   // of all leases, also of those that are gone
 	events       []shared.Event // for which the hook is to run, in their order
 	runningHooks bool           // a goroutine runs the hook for them
 }
-
-// defaultTimeout bounds a call of the [shared.Bucket]; see [shared.Options.Timeout]. Within it an answer is
-// still of use, as slots are leased ahead; and so long does a call at most delay the fallback.
-const defaultTimeout = 250 * time.Millisecond
 
 // newLevels returns the levels of a dispatcher; nil without a [shared.Bucket].
 func (o sharedOptions) newLevels(d *dispatcher) levels {
@@ -49,6 +51,9 @@ func (o sharedOptions) newLevels(d *dispatcher) levels {
 		patience: max(0, cmp.Or(o.Patience, shared.DefaultPatience)), version: o.RateVersion, ownVersions: o.RateVersion > 0,
 		flows: make(map[*flow]*sharedFlow), breakers: make(map[string]*lease.Breaker),
 	}
+	if o.InFlight > 0 {
+		s.seater, s.cap, s.id = o.bucket.(shared.Seater), o.InFlight, rand.Text()
+	}
 	if sharded, ok := o.bucket.(interface{ Shard(key string) string }); ok {
 		s.backendOf = sharded.Shard
 	}
@@ -57,9 +62,6 @@ func (o sharedOptions) newLevels(d *dispatcher) levels {
 	}
 	return s
 }
-
-// maxVersion is the greatest version of a rate. No [shared.Bucket] takes a greater one.
-const maxVersion = 1 << 53
 
 // rateOf returns the [shared.BucketRate] of a plan with a version, or with the greatest one if that is
 // greater.
@@ -70,7 +72,12 @@ func (s *sharedLevels) rateOf(p *plan, version int64) shared.BucketRate {
 }
 
 // plan makes the rate of a plan. That takes long, so it is done before the lock is needed for it.
-func (s *sharedLevels) plan(p *plan) { s.rateOf(p, 0) }
+func (s *sharedLevels) plan(p *plan) {
+	s.rateOf(p, 0)
+	if s.seater != nil {
+		p.cap = grantedCap
+	}
+}
 
 // check returns why a rate can't be shared.
 func (s *sharedLevels) check(l Limits) error {
@@ -86,14 +93,6 @@ func (s *sharedLevels) changes() {
 	if !s.ownVersions {
 		s.version = max(s.version, time.Now().UnixMicro())
 	}
-}
-
-// forget forgets a flow that is deleted.
-func (s *sharedLevels) forget(f *flow) {
-	if sf := s.flows[f]; sf != nil && s.d.phase != closed {
-		sf.standWithOthersLocked(s.d.clock) // Else nobody would be told that its outage has ended.
-	}
-	s.drop(f)
 }
 
 // drop takes the level of a flow away.
@@ -138,20 +137,6 @@ func (s *sharedLevels) succeededLocked(b *lease.Breaker, now int64) {
 		s.announceLocked(b, now)
 		s.updateLinesLocked(b, now)
 	}
-}
-
-// updateLinesLocked updates the lines whose levels are in a backend, after that has become
-// unavailable, or can be asked again.
-func (s *sharedLevels) updateLinesLocked(b *lease.Breaker, now int64) {
-	d := s.d
-	for _, ln := range d.due {
-		if sf := s.flows[ln.flow]; sf != nil && !sf.Off && sf.breaker == b {
-			ln.slot = ln.flow.nextInLine()
-			sf.pump.kickLocked(now)
-		}
-	}
-	d.due.reorder()
-	d.rearm = true
 }
 
 // reorder puts all lines in their places after the slots of many have changed.
@@ -215,7 +200,7 @@ func (e tooSlowError) Error() string {
 	return fmt.Sprintf("shaper: Limits.Slack is %v, which is not above the round trip of %v to the shared bucket: no slot could be used in time", e.slack, e.rtt)
 }
 
-// waitForPumps returns when no pump and no holding runs. The lock is not held.
+// waitForPumps returns when no pump, no holding and no seating runs. The lock is not held.
 func (s *sharedLevels) waitForPumps() {
 	d := s.d
 	d.mu.Lock()
@@ -229,27 +214,6 @@ func (s *sharedLevels) waitForPumps() {
 	d.mu.Unlock()
 	if idle != nil {
 		<-idle
-	}
-}
-
-// close gives back all leased units, after the lines have been emptied, and returns when
-// that is done, or has failed. The lock is not held.
-func (s *sharedLevels) close() {
-	d := s.d
-	now := d.lockAndAdvance()
-	for _, sf := range s.flows {
-		sf.pump.kickLocked(now)
-		sf.holding.kickLocked(now)
-	}
-	d.unlockAndArm()
-	s.waitForPumps()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for f, sf := range s.flows {
-		sf.DropAll()                               // Units that could not be given back are lost.
-		if d.host != nil && sf.meter.asking == 0 { // Its flow is gone.
-			s.drop(f)
-		}
 	}
 }
 

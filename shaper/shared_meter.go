@@ -26,6 +26,11 @@ type meter struct {
 // ask asks the [shared.Bucket] whether a request may leave now.
 func (sf *sharedFlow) ask(r *request, note func(now int64, dec decision)) (dec decision) {
 	d, m := sf.d, &sf.meter
+	if sf.seating.on() {
+		if dec, has := sf.seating.reserve(r, note); !has {
+			return dec
+		}
+	}
 	d.lockFlow(sf.f)
 	if m.busy {
 		q := &question{request: r, done: make(chan struct{})}
@@ -286,12 +291,18 @@ func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t
 func (m *meter) endAskLocked() {
 	sf, d := m.sf, m.sf.d
 	f := sf.f
-	if m.asking--; m.asking == 0 && d.phase == closed && d.host != nil {
-		sf.all.drop(f)
-	}
+	m.endWithoutSeatLocked()
 	if f.capped() {
 		f.freeSeat(d.clock)
 		d.markDirtyLocked(f)
+	}
+}
+
+// endWithoutSeatLocked is endAskLocked for a call that has no seat.
+func (m *meter) endWithoutSeatLocked() {
+	sf, d := m.sf, m.sf.d
+	if m.asking--; m.asking == 0 && d.phase == closed && d.host != nil {
+		sf.all.drop(sf.f)
 	}
 }
 

@@ -3,6 +3,7 @@ package shaper
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"example.com/leakybucket/shaper/shared"
@@ -18,6 +19,16 @@ type sharedOptions struct {
 }
 
 type bucketOption sharedOptions
+
+// defaultTimeout bounds a call of the [shared.Bucket]; see [shared.Options.Timeout]. Within it an answer is
+// still of use, as slots are leased ahead; and so long does a call at most delay the fallback.
+const defaultTimeout = 250 * time.Millisecond
+
+// maxVersion is the greatest version of a rate. No [shared.Bucket] takes a greater one.
+const maxVersion = 1 << 53
+
+// mostSeats is the greatest [shared.Options.InFlight].
+const mostSeats = math.MaxInt32
 
 func (o bucketOption) apply(to *options) { to.shared = sharedOptions(o) }
 
@@ -71,8 +82,13 @@ func (o *options) validateShared(constructor string) error {
 		return fmt.Errorf("shaper: %s: Options.RateVersion is %d, must be from 1 to 2⁵³, or 0 for the time", constructor, s.RateVersion)
 	case s.Timeout != 0 && (s.Timeout < time.Millisecond || s.Timeout > 10*time.Second):
 		return fmt.Errorf("shaper: %s: Options.Timeout is %v, must be from 1ms to 10s, or 0 for %v", constructor, s.Timeout, defaultTimeout)
+	case s.InFlight < 0 || s.InFlight > mostSeats:
+		return fmt.Errorf("shaper: %s: Options.InFlight is %d, must be from 1 to %d, or 0 for no cap of all processes", constructor, s.InFlight, mostSeats)
 	case s.ColdGuard < 0 || s.ColdGuard > time.Minute:
 		return fmt.Errorf("shaper: %s: Options.ColdGuard is %v, must be from 0 to 1m", constructor, s.ColdGuard)
+	}
+	if _, ok := s.bucket.(shared.Seater); !ok && s.InFlight > 0 {
+		return fmt.Errorf("shaper: %s: Options.InFlight is %d, but a %T is no shared.Seater, and can't count the requests in flight", constructor, s.InFlight, s.bucket)
 	}
 	return nil
 }

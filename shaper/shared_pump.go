@@ -31,9 +31,7 @@ type loop struct {
 // A caller says what the steps of a loop are.
 type caller interface {
 	nextStepLocked(now int64) (s step, until int64) // for stepSleep, until when
-	takeLocked(now int64) shared.Take
-	callTake(t shared.Take) // the lock is not held
-	giveBackLocked(now int64) (t shared.Take, end shared.Instant)
+	callLocked(s step, now int64) (call func())     // the call is made without the lock
 }
 
 // A step is the next action of a loop.
@@ -106,7 +104,7 @@ func (p *pump) wantsLocked(now int64) bool {
 	switch {
 	case f.ahead() <= sf.Leased() || sf.HasNext():
 		return false
-	case f.capped() && covered && int64(f.bucket.limits.InFlight-f.seatsTaken()) <= sf.Leased():
+	case f.capped() && covered && int64(f.seats()-f.seatsTaken()) <= sf.Leased():
 		return false // At most so many can leave, as each costs 1 at least.
 	}
 	return !covered || sf.HalfUsed()
@@ -115,9 +113,14 @@ func (p *pump) wantsLocked(now int64) bool {
 // kickLocked makes the pump take its next step, if there is one.
 func (p *pump) kickLocked(now int64) { p.loop.kickLocked(p.sf, p, now) }
 
-// giveBackLocked returns the units that are given back.
-func (p *pump) giveBackLocked(now int64) (t shared.Take, end shared.Instant) {
-	return p.sf.GiveBack(now)
+// callLocked returns the call that asks for a lease, or gives units back.
+func (p *pump) callLocked(s step, now int64) (call func()) {
+	if s == stepGiveBack {
+		t, end := p.sf.GiveBack(now)
+		return func() { p.sf.callGiveBack(t, end) }
+	}
+	t := p.takeLocked(now)
+	return func() { p.callTake(t) }
 }
 
 // kickLocked makes the loop take its next step, if there is one.
@@ -147,14 +150,10 @@ func (l *loop) run(sf *sharedFlow, by caller) {
 		sf.checkFallbackLocked(now)
 		s, until := by.nextStepLocked(now)
 		switch s {
-		case stepTake:
-			t := by.takeLocked(now)
+		case stepTake, stepGiveBack:
+			call := by.callLocked(s, now)
 			d.unlockAndArm()
-			by.callTake(t)
-		case stepGiveBack:
-			t, end := by.giveBackLocked(now)
-			d.unlockAndArm()
-			sf.callGiveBack(t, end)
+			call()
 		case stepSleep:
 			l.until = until
 			d.unlockAndArm()
@@ -214,7 +213,7 @@ func (p *pump) takeLocked(now int64) shared.Take {
 	most := sf.BatchFor(queued, unit)
 	free := int64(math.MaxInt64) // how many may leave before a seat is given back
 	if f.capped() {
-		free = max(1, int64(f.bucket.limits.InFlight-f.seatsTaken())-sf.Leased())
+		free = max(1, int64(f.seats()-f.seatsTaken())-sf.Leased())
 	}
 	most = min(most, free)
 	longest, n := int64(sf.LongestBatch()*unit), int64(1)
@@ -297,6 +296,16 @@ func (sf *sharedFlow) noteAnswerLocked(t shared.Take, a answer) bool {
 		return false
 	}
 	sf.holding.noteLocked(t, a)
+	sf.noteSuccessLocked(a)
+	// The rate may have been changed since the question.
+	if r := a.taken.Other; r != nil && !r.Agrees(sf.Rate) && (r.Version > sf.Rate.Version || t.Rate == sf.Rate) {
+		sf.adoptLocked(*r)
+	}
+	return true
+}
+
+// noteSuccessLocked notes that the [shared.Bucket] can be asked.
+func (sf *sharedFlow) noteSuccessLocked(a answer) {
 	if !sf.common.Open || a.sent >= sf.common.OpenedAt { // Else it was asked before the outage, and says nothing new.
 		sf.all.succeededLocked(sf.common, a.received)
 	}
@@ -304,15 +313,10 @@ func (sf *sharedFlow) noteAnswerLocked(t shared.Take, a answer) bool {
 		// That is so for these Limits only, so from now on the flow has a circuit breaker of its own.
 		sf.standAloneLocked(0)
 		sf.noteFailureLocked(a, tooSlowError{sf.Slack, time.Duration(sf.RTT).Round(time.Microsecond)})
-	} else {
-		sf.failed, sf.failures = nil, 0
-		sf.standWithOthersLocked(a.received)
+		return
 	}
-	// The rate may have been changed since the question.
-	if r := a.taken.Other; r != nil && !r.Agrees(sf.Rate) && (r.Version > sf.Rate.Version || t.Rate == sf.Rate) {
-		sf.adoptLocked(*r)
-	}
-	return true
+	sf.failed, sf.failures = nil, 0
+	sf.standWithOthersLocked(a.received)
 }
 
 // standAloneLocked gives the flow a circuit breaker of its own, with so many failures in a row,

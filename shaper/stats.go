@@ -75,14 +75,14 @@ func (s *Shaper) Stats() Stats {
 
 // freeLocked returns [Stats.Free] of a flow.
 func (d *dispatcher) freeLocked(f *flow, now int64) int {
-	b := &f.bucket
+	b, lv := &f.bucket, f.remote()
 	switch {
-	case d.phase != open, f.waiting() > 0, !f.hasSeat(), now < b.coldOrNone().hold.Ceil(), now < f.keptOutUntil():
+	case d.phase != open, f.waiting() > 0, !f.hasSeat() && (lv == nil || !lv.expectsSeat()), now < b.coldOrNone().hold.Ceil(), now < f.keptOutUntil():
 		return 0
 	case b.interval.IsZero():
 		return math.MaxInt
 	}
-	if lv := f.remote(); lv != nil && lv.refusesAll(now) {
+	if lv != nil && lv.refusesAll(now) {
 		return 0
 	}
 	// The float is off by less than a unit, unless the burst is beyond 2⁵²; the instants are exact.

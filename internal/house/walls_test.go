@@ -29,7 +29,7 @@ var readingOrder = strings.Fields(`
 	histogram departures watch stats publication snapshot
 	limiter chain key
 	block dryrun reservations reserve fair meters
-	shared_options shared_levels shared_flow shared_pump shared_hold shared_meter
+	shared_options shared_levels shared_flow shared_pump shared_hold shared_meter shared_seats
 	middleware_options middleware_reserve middleware transport
 `)
 
@@ -45,7 +45,7 @@ var featureFiles = map[string][]string{
 	"meters":        {"meters"},
 	"departures":    {"departures"},
 	"reservations":  {"reserve", "reservations"},
-	"shared levels": {"shared_options", "shared_flow", "shared_meter", "shared_pump", "shared_hold", "shared_levels"},
+	"shared levels": {"shared_options", "shared_flow", "shared_meter", "shared_pump", "shared_hold", "shared_seats", "shared_levels"},
 }
 
 // The constructors attach the features, and these two files have each option and each figure of Stats, so

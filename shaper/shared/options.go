@@ -123,9 +123,12 @@ type Stats struct {
 	// HoldsAlone says that the Bucket knows of no holds ([Taken.Hold]): those of this process are its own.
 	HoldsAlone bool
 
-	Held       int64  // cost units that are leased and not used yet
-	Ahead      int64  // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared-guarantees.md
-	RoundTrips uint64 // calls of Take, and of GiveBack
+	Held        int64 // cost units that are leased and not used yet
+	Ahead       int64 // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared-guarantees.md
+	Seats       int   // with [Options.InFlight], how many requests may be in flight by the seats that this process has leased
+	SeatsTarget int   // to how many it is to come down as its calls end, as others wait; the InFlight if nobody waits
+
+	RoundTrips uint64 // calls of Take, of GiveBack, and of Seats
 	Failures   uint64 // calls that failed
 	Leased     uint64 // cost units taken
 	Dropped    uint64 // cost units whose slots have passed unused

@@ -1,0 +1,402 @@
+package shaper_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
+)
+
+// This file holds what a cap of all processes promises. Times are those of the bubble, from its start.
+
+// A seatFleet is several processes that share a cap.
+type seatFleet struct {
+	*buckettest.Memory
+	t     *testing.T
+	start time.Time
+	cap   int
+	all   []*seatProcess
+	wg    sync.WaitGroup // of calls
+}
+
+// A seatProcess is one of them.
+type seatProcess struct {
+	*shaper.Shaper
+	*seatLink
+	fleet *seatFleet
+
+	mu    sync.Mutex
+	calls []*seatCall // in the order in which they came
+}
+
+// A seatCall is a call of a process. Times are -1 until they have come.
+type seatCall struct {
+	came, left, ended time.Duration
+	err               error
+}
+
+// A seatLink is the way of one process to the bucket.
+type seatLink struct {
+	*buckettest.Memory
+	start time.Time
+
+	mu        sync.Mutex
+	cut       bool          // no call reaches the bucket
+	hangs     bool          // no call of Seats does
+	stops     time.Duration // for so long the process does not see the answers to Seats, whatever its context
+	questions []seatQuestion
+}
+
+// A seatQuestion is a call of Seats, with the times between which it was made.
+type seatQuestion struct {
+	sent, seen time.Duration // seen is -1 until it has come
+	asked      shared.Seating
+	got        shared.Seated
+	err        error
+}
+
+// String returns when the question was asked, how many seats it keeps and wants, how many it has got and its target.
+func (q seatQuestion) String() string {
+	if q.err != nil {
+		return fmt.Sprintf("%v: keeps %d, wants %d: lost", q.sent, q.asked.Held, q.asked.Want)
+	}
+	return fmt.Sprintf("%v: keeps %d, wants %d: has %d of %d", q.sent, q.asked.Held, q.asked.Want, q.got.Held, q.got.Target)
+}
+
+// way returns whether a call does not arrive, and for how long its answer is not seen.
+func (l *seatLink) way(isSeats bool) (lost bool, stops time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cut || l.hangs && isSeats, l.stops
+}
+
+// set changes the way.
+func (l *seatLink) set(change func(l *seatLink)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	change(l)
+}
+
+// Seats implements [shared.Seater].
+func (l *seatLink) Seats(ctx context.Context, q shared.Seating) (got shared.Seated, err error) {
+	l.mu.Lock()
+	i := len(l.questions)
+	l.questions = append(l.questions, seatQuestion{sent: time.Since(l.start), seen: -1, asked: q})
+	l.mu.Unlock()
+	lost, stops := l.way(true)
+	if lost {
+		<-ctx.Done()
+		err = ctx.Err()
+	} else {
+		got, err = l.Memory.Seats(ctx, q)
+		time.Sleep(stops)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.questions[i].seen, l.questions[i].got, l.questions[i].err = time.Since(l.start), got, err
+	return got, err
+}
+
+// Take implements [shared.Bucket].
+func (l *seatLink) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
+	if lost, _ := l.way(false); lost {
+		<-ctx.Done()
+		return shared.Taken{}, ctx.Err()
+	}
+	return l.Memory.Take(ctx, t)
+}
+
+// GiveBack implements [shared.Bucket].
+func (l *seatLink) GiveBack(ctx context.Context, t shared.Take, end shared.Instant) error {
+	if lost, _ := l.way(false); lost {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return l.Memory.GiveBack(ctx, t, end)
+}
+
+// seatings returns the questions that have been asked since a time.
+func (l *seatLink) seatings(since time.Duration) (all []seatQuestion) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, q := range l.questions {
+		if q.sent >= since {
+			all = append(all, q)
+		}
+	}
+	return all
+}
+
+// told returns those questions as text.
+func (l *seatLink) told(since time.Duration) (all []string) {
+	for _, q := range l.seatings(since) {
+		all = append(all, q.String())
+	}
+	return all
+}
+
+// withSeats runs a timeline in a bubble with a fleet of so many processes, whose way to the bucket takes 2 ms. The key
+// is not new.
+func withSeats(t *testing.T, cap, n int, limits string, timeline func(f *seatFleet), opts ...any) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := &seatFleet{Memory: buckettest.NewMemory(), t: t, start: time.Now(), cap: cap}
+		f.SetDelay(ms, ms)
+		f.ready()
+		for range n {
+			f.add(limits, opts...)
+		}
+		timeline(f)
+		for _, p := range f.all {
+			require.NoError(t, p.Close())
+		}
+		f.wg.Wait()
+		time.Sleep(time.Second) // The last calls have given their seats back.
+	})
+}
+
+// ready makes the bucket give seats from now on.
+func (f *seatFleet) ready() { f.SetSeats("k", shared.SeatState{Ready: 1}) }
+
+// add adds a process.
+func (f *seatFleet) add(limits string, opts ...any) *seatProcess {
+	f.t.Helper()
+	o, others := apart[shaper.Option](opts)
+	o.InFlight = f.cap
+	p := &seatProcess{fleet: f, seatLink: &seatLink{Memory: f.Memory, start: f.start}}
+	p.Shaper = must(shaper.New(must(shaper.ParseLimits(limits)), append([]shaper.Option{shaper.WithBucket(p.seatLink, "k", o)}, others...)...))
+	f.all = append(f.all, p)
+	return p
+}
+
+// call makes a call that takes so long once it has left.
+func (p *seatProcess) call(ctx context.Context, takes time.Duration) error {
+	c := &seatCall{came: time.Since(p.fleet.start), left: -1, ended: -1}
+	p.mu.Lock()
+	p.calls = append(p.calls, c)
+	p.mu.Unlock()
+	release, err := p.Acquire(ctx, 1)
+	p.mu.Lock()
+	if c.err = err; err == nil {
+		c.left = time.Since(p.fleet.start)
+	}
+	p.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	time.Sleep(takes)
+	p.mu.Lock()
+	c.ended = time.Since(p.fleet.start)
+	p.mu.Unlock()
+	release()
+	return nil
+}
+
+// come makes so many calls come, one after the other.
+func (p *seatProcess) come(n int, takes time.Duration) {
+	for range n {
+		p.fleet.wg.Go(func() { _ = p.call(context.Background(), takes) })
+		synctest.Wait()
+	}
+}
+
+// saturate keeps so many calls in line or in flight, until stop is called.
+func (p *seatProcess) saturate(callers int, takes time.Duration) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if err := p.call(ctx, takes); err != nil && ctx.Err() == nil {
+					time.Sleep(10 * ms)
+				}
+			}
+		})
+		synctest.Wait()
+	}
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// history returns a copy of the calls.
+func (p *seatProcess) history() (all []seatCall) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.calls {
+		all = append(all, *c)
+	}
+	return all
+}
+
+// lefts returns when calls have left since a time.
+func (p *seatProcess) lefts(since time.Duration) (all []time.Duration) {
+	for _, c := range p.history() {
+		if c.left >= since {
+			all = append(all, c.left.Round(ms)) // A slot may be a few microseconds later than the millisecond, as clocks drift.
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// inFlight returns how many calls are in flight.
+func (p *seatProcess) inFlight() int { return p.Stats().InFlight }
+
+// at lets time pass until d.
+func (f *seatFleet) at(d time.Duration) {
+	time.Sleep(d - time.Since(f.start))
+	synctest.Wait()
+}
+
+// quick are Limits by which the level keeps nobody.
+const quick = "10000/s burst 10000 depth 999"
+
+// A process asks at once, renews the seats that it uses after 3.3 s, and gives them back after as long without use. Then it
+// asks no more, and nothing runs (the bubble sees to that).
+func TestSeatsAreRenewedWhileTheyAreUsed(t *testing.T) {
+	withSeats(t, 4, 1, quick, func(f *seatFleet) {
+		p := f.all[0]
+		p.come(1, 5*time.Second)
+		f.at(time.Second)
+		p.come(2, 3*time.Second)
+		f.at(time.Hour)
+		require.Equal(t, []string{
+			"0s: keeps 0, wants 1: has 1 of 4",
+			"1s: keeps 1, wants 2: has 2 of 4",
+			"1.002s: keeps 2, wants 3: has 3 of 4",
+			"4.302s: keeps 3, wants 3: has 3 of 4",
+			"8.304s: keeps 0, wants 0: has 0 of 4",
+		}, p.told(0))
+		require.Equal(t, []time.Duration{4 * ms, 1004 * ms, 1006 * ms}, p.lefts(0), "a round trip for the seat, and one for the first slot")
+		st := p.Stats().Bucket
+		require.Zero(t, st.Seats)
+		require.Equal(t, 4, st.SeatsTarget)
+
+		p.come(1, ms) // It is as new.
+		f.at(time.Hour + 5*time.Second)
+		require.Equal(t, []string{
+			"1h0m0s: keeps 0, wants 1: has 1 of 4",
+			"1h0m3.305s: keeps 0, wants 0: has 0 of 4",
+		}, p.told(time.Hour))
+	})
+}
+
+// A key that is new gives no seats for 3.6 s, and the first request leaves then.
+func TestTheFirstSeatOfANewKeyComesAfterTheGuard(t *testing.T) {
+	withSeats(t, 4, 1, quick, func(f *seatFleet) {
+		f.Wipe()
+		p := f.all[0]
+		p.come(2, time.Second)
+		f.at(4 * time.Second)
+		require.Equal(t, []string{
+			"0s: keeps 0, wants 1: has 0 of 4",
+			"1s: keeps 0, wants 2: has 0 of 4",
+			"2s: keeps 0, wants 2: has 0 of 4",
+			"3s: keeps 0, wants 2: has 0 of 4",
+			"3.602s: keeps 0, wants 2: has 2 of 4",
+		}, p.told(0))
+		require.Equal(t, []time.Duration{3606 * ms, 3606 * ms}, p.lefts(0))
+	})
+}
+
+// The lease lasts 10 s from when it was asked for, however long the answer took, and a departure after its end is
+// impossible, whichever way it would come: also while the process is waiting for an answer, so that nothing tells it of the
+// end. Calls in flight go on, and are counted as held by the next question.
+func TestNobodyLeavesAfterTheLeaseHasEnded(t *testing.T) {
+	for _, answer := range []time.Duration{0, 2 * time.Second} {
+		withSeats(t, 4, 1, "1/s depth 99", func(f *seatFleet) {
+			p := f.all[0]
+			p.set(func(l *seatLink) { l.stops = answer })
+			p.come(12, 2*time.Second)
+			p.come(1, time.Minute)
+			p.come(40, 2*time.Second)
+			f.at(17 * time.Second)
+			p.set(func(l *seatLink) { l.hangs = true })
+			f.at(33 * time.Second)
+			p.set(func(l *seatLink) { l.hangs = false })
+			var last, lost seatQuestion
+			for _, q := range p.seatings(0) {
+				if q.err != nil {
+					lost = q
+					break
+				}
+				last = q
+			}
+			ends := last.sent + 10*time.Second
+			require.Less(t, lost.sent+6*time.Second, ends)
+			require.Less(t, ends, lost.sent+10*time.Second)
+			f.at(lost.sent + 10*time.Second - 1)
+			require.NotEmpty(t, p.lefts(ends-2*time.Second))
+			for _, left := range p.lefts(0) {
+				require.Less(t, left, ends)
+			}
+			require.Equal(t, 1, p.inFlight())
+			f.at(lost.sent + 10*time.Second + 10*ms + answer)
+			next := p.seatings(lost.sent + 1)[0]
+			require.Equal(t, 1, next.asked.Held, "the call in flight")
+			require.Zero(t, next.asked.Answered)
+			f.at(2 * time.Minute)
+			require.Len(t, p.lefts(0), 53)
+		}, shared.Options{Timeout: 10 * time.Second, Patience: -1})
+	}
+}
+
+// Whoever waits for a seat asks each second, and one that has some and uses them each 3.3 s.
+func TestWhoWaitsAsksEachSecond(t *testing.T) {
+	withSeats(t, 2, 2, quick, func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		a.come(2, 11*time.Second)
+		f.at(5 * time.Second)
+		b.come(1, time.Second)
+		f.at(20 * time.Second)
+		require.Equal(t, []string{
+			"0s: keeps 0, wants 1: has 1 of 2",
+			"2ms: keeps 1, wants 2: has 2 of 2",
+			"3.302s: keeps 2, wants 2: has 2 of 2",
+			"6.602s: keeps 2, wants 2: has 2 of 1",
+			"9.902s: keeps 2, wants 2: has 2 of 1",
+			"11.004s: keeps 1, wants 1: has 1 of 1", // Its turn is over, so the first call that ends gives up its seat,
+			"14.306s: keeps 0, wants 0: has 0 of 2", // and the other one is idle.
+		}, a.told(0))
+		require.Equal(t, []string{
+			"5s: keeps 0, wants 1: has 0 of 2",
+			"6s: keeps 0, wants 1: has 0 of 2",
+		}, b.told(0)[:2])
+		require.Equal(t, []time.Duration{11606 * ms}, b.lefts(0))
+	})
+}
+
+// Fewer seats than processes are used in turns of 5 s, also by calls that are short.
+func TestFewerSeatsThanProcessesTakeTurns(t *testing.T) {
+	for _, takes := range []time.Duration{100 * ms, 700 * ms, 4 * time.Second} {
+		withSeats(t, 2, 0, quick, func(f *seatFleet) {
+			var stops []func()
+			for i := range 4 {
+				f.at(time.Duration(i) * 230 * ms)
+				stops = append(stops, f.add(quick).saturate(5, takes))
+			}
+			f.at(3 * time.Minute)
+			all := 0
+			for _, p := range f.all {
+				n := len(p.lefts(0))
+				require.Greater(t, float64(n), 0.8*2*180/takes.Seconds()/4, "each gets its turn")
+				all += n
+			}
+			require.Greater(t, float64(all), 0.9*2*180/takes.Seconds(), "%v", takes)
+			for _, stop := range stops {
+				stop()
+			}
+		})
+	}
+}
