@@ -2,6 +2,7 @@ package replicas_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -39,6 +40,7 @@ type fleet struct {
 
 	mu      sync.Mutex
 	sent    []sent // in the order in which the provider has got them
+	came    []*http.Request
 	answers http.HandlerFunc
 }
 
@@ -114,6 +116,7 @@ func newFleet(t *testing.T, o options) *fleet {
 		for _, n := range f.nodes {
 			n.kill()
 		}
+		time.Sleep(time.Second) // net/http lets a connection linger.
 	})
 	return f
 }
@@ -163,7 +166,13 @@ func (f *fleet) start(number int, o options) *node {
 	}
 	n.Replica, err = replicas.New(c)
 	require.NoError(t, err)
-	n.server = &http.Server{Handler: n.Wrap(n.models.Wrap(http.HandlerFunc(n.provider)))}
+	handler := n.Wrap(n.models.Wrap(http.HandlerFunc(n.provider)))
+	n.server = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.mu.Lock()
+		f.came = append(f.came, r.Clone(context.Background()))
+		f.mu.Unlock()
+		handler.ServeHTTP(w, r)
+	})}
 	l := f.network.listen(c.Advertise)
 	go func() { _ = n.server.Serve(l) }()
 	for len(f.nodes) <= number {
@@ -204,7 +213,9 @@ func (n *node) Part(parts int) error {
 // provider is the provider behind a node.
 func (n *node) provider(w http.ResponseWriter, r *http.Request) {
 	f := n.fleet
-	_, _ = io.Copy(io.Discard, r.Body)
+	sum := sha256.New()
+	_, _ = io.Copy(sum, r.Body)
+	r.Header.Set("X-Sum", fmt.Sprintf("%x", sum.Sum(nil)))
 	if n.isDead.Load() {
 		panic(http.ErrAbortHandler)
 	}
@@ -235,12 +246,13 @@ func (n *node) kill() {
 
 // A reply is what a caller has got.
 type reply struct {
-	call   string
-	status int
-	body   string
-	header http.Header
-	at     time.Duration
-	err    error
+	call    string
+	status  int
+	body    string
+	header  http.Header
+	trailer http.Header
+	at      time.Duration
+	err     error
 }
 
 // call calls a node, and returns where the reply will be.
@@ -264,7 +276,7 @@ func (f *fleet) call(number int, team, name string, change ...func(*http.Request
 		if err == nil {
 			var body []byte
 			body, err = io.ReadAll(response.Body)
-			got.status, got.body, got.header = response.StatusCode, string(body), response.Header
+			got.status, got.body, got.header, got.trailer = response.StatusCode, string(body), response.Header, response.Trailer
 		}
 		got.err, got.at = err, time.Since(f.begun)
 		replies <- got
@@ -279,17 +291,27 @@ func (f *fleet) got() []sent {
 	return slices.Clone(f.sent)
 }
 
-// keeper waits until a node has the line, and returns it.
-func (f *fleet) keeper() *node {
+// keeper waits until a node has the line and all know it, and returns it.
+func (f *fleet) keeper() (keeper *node) {
 	f.t.Helper()
-	for range 200 {
+	for range 2000 {
 		synctest.Wait()
+		known := 0
 		for _, n := range f.nodes {
-			if !n.isDead.Load() && n.State().Here {
-				return n
+			switch s := n.State(); {
+			case n.isDead.Load():
+				known++
+			case s.Here:
+				keeper = n
+				known++
+			case keeper != nil && s.Keeper == keeper.State().Keeper && keeper.State().Here:
+				known++
 			}
 		}
-		time.Sleep(50 * time.Millisecond)
+		if known == len(f.nodes) {
+			return keeper
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 	f.t.Fatal("nobody has the line")
 	return nil
@@ -376,6 +398,17 @@ func (n *network) cut(address string) {
 	delete(n.at, address)
 }
 
+// breaks breaks the connections from one address to another.
+func (n *network) breaks(from, to string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, c := range n.conns {
+		if c.from == from && c.to == to {
+			_ = c.Close()
+		}
+	}
+}
+
 func (l *listener) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.conns:
@@ -399,3 +432,18 @@ func (a addr) String() string { return string(a) }
 
 // setRate sets a rate, whose type is x/time's.
 func setRate[R ~float64](to *R, n float64) { *to = R(n) }
+
+// away cuts all nodes off from the store, or ends that.
+func (f *fleet) away(isAway bool) {
+	for _, n := range f.nodes {
+		n.store.isCut.Store(isAway)
+	}
+}
+
+// asked returns how often the store has been asked.
+func (f *fleet) asked() (n int64) {
+	for _, node := range f.nodes {
+		n += node.store.asked.Load()
+	}
+	return n
+}

@@ -1,7 +1,9 @@
 package replicas_test
 
 import (
+	"context"
 	"fmt"
+	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,16 +11,29 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/replicas"
+	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
-// Wherever calls come in, they leave by one line, at the rate of one.
+// thousand is a quota of a call each 60 ms, and burst what a hundred of them cost.
+var thousand = llm.Quota{Requests: 1000}
+
+const (
+	interval = 60 * time.Millisecond
+	burst    = 6 * time.Second
+)
+
+// Wherever calls come in, they leave by one line, at the rate of one, and the store is asked once a second and replica.
 func TestCallsOfAllReplicasLeaveByOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, options{nodes: 3, quota: llm.Quota{Requests: 1000}, burst: 6 * time.Second})
+		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst})
 		k := f.keeper()
+		asked := f.asked()
 		began := time.Since(f.begun)
+		const calls = 999
 		var replies []<-chan reply
-		for i := range 30 {
+		for i := range calls {
 			replies = append(replies, f.call(i%3, fmt.Sprint("team-", i%2), fmt.Sprint(i)))
 		}
 		for _, r := range replies {
@@ -28,12 +43,464 @@ func TestCallsOfAllReplicasLeaveByOneLine(t *testing.T) {
 			require.Equal(t, "{}", got.body)
 		}
 		sent := f.got()
-		require.Len(t, sent, 30)
+		require.Len(t, sent, calls)
+		teams := map[string]int{}
 		for i, s := range sent {
 			require.Equal(t, k.number, s.by)
-			require.Equal(t, began+time.Duration(i+1)*60*time.Millisecond, s.at)
-			require.Contains(t, []string{"team-0", "team-1"}, s.team)
+			require.Equal(t, max(began, k.begins[0].at+time.Duration(i+1)*interval), s.at)
+			if teams[s.team]++; i == calls/2 {
+				require.InDelta(t, teams["team-0"], teams["team-1"], 2, "each team has its turn, wherever its calls come in")
+			}
+		}
+		f.once()
+		require.LessOrEqual(t, f.asked()-asked, int64(3*(calls*interval/time.Second+1)), "a call needs no round trip")
+		synctest.Wait()
+		for _, n := range f.nodes {
+			require.Zero(t, n.Bodies())
+			require.Zero(t, n.State().Passing)
+			if n != k {
+				require.Equal(t, uint64(calls/3), n.State().Passed)
+				require.Equal(t, addressOf(k.number), n.State().Keeper)
+			}
+		}
+	})
+}
+
+// A death of the one that has the line. Calls in line go to the next, which begins within 4 s with full levels. A call that had left
+// fails, and an answer that had begun breaks off.
+func TestADeathOfTheKeeper(t *testing.T) {
+	for name, inLine := range map[string]int{"with a long line": 200, "with a short line": 20} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst, answers: func(w http.ResponseWriter, r *http.Request) {
+					switch r.Header.Get("X-Call") {
+					case "begun":
+						fmt.Fprint(w, "half of ")
+						_ = http.NewResponseController(w).Flush()
+						sleep(r, time.Hour)
+					case "left", "its own":
+						sleep(r, time.Hour)
+					}
+					fmt.Fprint(w, "{}")
+				}})
+				k := f.keeper()
+				others := f.others(k)
+				begun, left := f.call(others[0].number, "a", "begun"), f.call(others[1].number, "a", "left")
+				time.Sleep(time.Second)
+				var replies []<-chan reply
+				for i := range inLine {
+					replies = append(replies, f.call(others[i%2].number, "a", fmt.Sprint(i)))
+				}
+				own := f.call(k.number, "a", "its own")
+				time.Sleep(713 * time.Millisecond)
+				died := time.Since(f.begun)
+				k.kill()
+				got := <-begun
+				require.Equal(t, 200, got.status)
+				require.Equal(t, "half of ", got.body)
+				require.Error(t, got.err, "it must not look like a whole answer")
+				got = <-left
+				require.Equal(t, http.StatusBadGateway, got.status)
+				require.Error(t, (<-own).err)
+				next := f.keeper()
+				begins := next.begins[len(next.begins)-1]
+				require.LessOrEqual(t, begins.at-died, 4*time.Second)
+				require.True(t, begins.full)
+				lost := 0
+				for _, r := range replies {
+					if got := <-r; got.status != 200 {
+						t.Logf("%+v", got)
+						lost++
+					}
+				}
+				require.Zero(t, lost, "what was in line is lost")
+				f.once()
+				first := time.Duration(0)
+				for _, s := range f.got() {
+					if s.by == next.number && first == 0 {
+						first = s.at
+					}
+				}
+				if inLine == 200 {
+					require.Equal(t, begins.at+interval, first, "the levels must be full")
+				}
+				require.Zero(t, next.Bodies())
+			})
+		})
+	}
+}
+
+// At a Shutdown the levels go to the next replica, which goes on as if there had been one line. Nothing is lost, and no answer breaks.
+func TestShutdownHandsTheLineOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst, teams: 150, answers: func(w http.ResponseWriter, r *http.Request) {
+			sleep(r, 2*time.Second)
+			fmt.Fprint(w, "{}")
+		}})
+		k := f.keeper()
+		time.Sleep(burst) // The levels have drained.
+		began := time.Since(f.begun)
+		const calls = 250 // of which a hundred leave at once
+		var replies []<-chan reply
+		for i := range calls {
+			replies = append(replies, f.call(i%3, fmt.Sprint("team-", i%2), fmt.Sprint(i)))
+		}
+		time.Sleep(1030 * time.Millisecond)
+		require.NoError(t, k.Shutdown(t.Context()))
+		over := time.Since(f.begun)
+		for _, r := range replies {
+			got := <-r
+			require.NoError(t, got.err)
+			require.Equal(t, 200, got.status)
+		}
+		f.once()
+		sent := f.got()
+		require.Len(t, sent, calls)
+		pause := time.Duration(0) // while the line moves
+		for i, s := range sent {
+			due := began + time.Duration(max(0, i-99))*interval
+			if s.at < over {
+				require.Equal(t, due, s.at)
+				require.Equal(t, k.number, s.by)
+				continue
+			}
+			if pause == 0 {
+				pause = s.at - due
+				require.LessOrEqual(t, pause, 500*time.Millisecond)
+			}
+			require.NotEqual(t, k.number, s.by)
+			require.LessOrEqual(t, due, s.at, "more than the bound")
+			require.LessOrEqual(t, s.at, due+pause)
+		}
+		// What could not leave while the line moved did so then.
+		require.Equal(t, began+(calls-100)*interval, sent[calls-1].at)
+		records := 0
+		for _, n := range f.nodes {
+			for _, r := range n.records {
+				require.Equal(t, 200, r.Status, "a call that moves is neither gone nor refused")
+			}
+			records += len(n.records)
+		}
+		require.Equal(t, calls, records)
+		require.Zero(t, k.line.Stats().Waiting)
+		require.Zero(t, k.line.Stats().Reserved)
+		require.Zero(t, k.models[0].Ledger().Waiting())
+		require.Len(t, f.keeper().begins, 1)
+		require.Equal(t, begin{f.keeper().begins[0].at, true, false}, f.keeper().begins[0])
+		got := <-f.call(k.number, "a", "later")
+		require.Equal(t, 200, got.status, "until its end a replica passes calls on")
+	})
+}
+
+// A replica that was stopped looks at the clock before each call that its line lets leave.
+func TestNothingLeavesAfterTheLease(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		reply time.Duration // of the store
+		calls int
+	}{
+		{"a quick store", 0, 200},
+		{"a slow store", 400 * time.Millisecond, 200},
+	} {
+		for _, isStopped := range []bool{true, false} {
+			t.Run(fmt.Sprint(tt.name, ", stopped ", isStopped), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := newFleet(t, options{nodes: 1, quota: thousand, burst: burst, config: func(c *replicas.Config) {
+						c.Wait = func() time.Duration { return time.Minute }
+					}})
+					f.store.SetDelay(0, tt.reply)
+					k := f.keeper()
+					time.Sleep(2 * time.Second)
+					var replies []<-chan reply
+					for i := range tt.calls {
+						replies = append(replies, f.call(0, "a", fmt.Sprint(i)))
+					}
+					time.Sleep(2 * time.Second)
+					if isStopped {
+						k.Stop()
+					} else {
+						k.store.isCut.Store(true)
+					}
+					time.Sleep(10 * time.Second)
+					ends := time.UnixMicro(f.store.KeepState("k").Ends).Sub(f.begun)
+					sent := f.got()
+					last := sent[len(sent)-1].at
+					require.LessOrEqual(t, last, ends, "a call left when another could have had the line")
+					if !isStopped || tt.reply == 0 { // Else it may not have heard of the latest lease.
+						require.Greater(t, last, ends-2*interval, "the lease must be used to its end")
+					}
+					require.Less(t, len(sent), tt.calls)
+					require.Zero(t, k.line.Stats().Reserved)
+					if isStopped {
+						return
+					}
+					k.store.isCut.Store(false)
+					for _, r := range replies {
+						require.Equal(t, 200, (<-r).status)
+					}
+					f.once()
+				})
+			})
+		}
+	}
+}
+
+// While nobody can have the line, calls wait, and in the end get 503. When the store can be asked again, they leave.
+func TestTheStoreIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst, config: func(c *replicas.Config) {
+			c.Wait = func() time.Duration { return 8 * time.Second }
+		}})
+		f.keeper()
+		f.away(true)
+		away := time.Since(f.begun)
+		time.Sleep(4 * time.Second)
+		early, late := f.call(0, "a", "early"), make([]<-chan reply, 3)
+		time.Sleep(6 * time.Second)
+		for i := range late {
+			late[i] = f.call(i, "a", fmt.Sprint("late ", i))
+		}
+		got := <-early
+		require.Equal(t, 503, got.status)
+		require.Equal(t, "3", got.header.Get("Retry-After"))
+		require.Equal(t, away+12*time.Second, got.at, "a call waits for so long from when it came")
+		f.away(false)
+		back := time.Since(f.begun)
+		for _, r := range late {
+			got := <-r
+			require.Equal(t, 200, got.status)
+			require.LessOrEqual(t, got.at-back, 2*time.Second)
+		}
+		f.once()
+		require.NoError(t, f.keeper().State().Err)
+	})
+}
+
+// With a fallback each replica has a part of the quota while the store is away, and one has all of it afterwards.
+func TestFallback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst, config: func(c *replicas.Config) { c.Fallback = 3 }})
+		k := f.keeper()
+		time.Sleep(time.Second)
+		f.away(true)
+		time.Sleep(5 * time.Second)
+		began := time.Since(f.begun)
+		var replies []<-chan reply
+		for i := range 900 {
+			replies = append(replies, f.call(i%3, "a", fmt.Sprint(i)))
+		}
+		time.Sleep(10*time.Second + time.Millisecond)
+		counts := map[int]int{}
+		for _, s := range f.got() {
+			counts[s.by]++
+			require.Less(t, s.at, began+10*time.Second+time.Millisecond)
+		}
+		for _, n := range f.nodes {
+			require.InDelta(t, float64(10*time.Second/(3*interval)), counts[n.number], 12, "its third of the rate")
+			require.True(t, n.State().Apart)
+			require.Equal(t, []int{3}, n.parts)
+			require.Equal(t, begin{n.begins[len(n.begins)-1].at, false, true}, n.begins[len(n.begins)-1])
+		}
+		f.away(false)
+		back := time.Since(f.begun)
+		sent := len(f.got())
+		k = f.keeper()
+		for _, r := range replies {
+			require.Equal(t, 200, (<-r).status)
+		}
+		for _, s := range f.got()[sent:] {
+			if s.at > back+2*time.Second {
+				require.Equal(t, k.number, s.by)
+			}
+		}
+		for _, n := range f.nodes {
+			require.Equal(t, []int{3, 1}, n.parts)
+			require.False(t, n.State().Apart)
+		}
+		require.True(t, k.begins[len(k.begins)-1].full)
+		f.once()
+	})
+}
+
+// Whoever has the line goes on when the store has lost its state. If it is dead besides, the next waits for as long as its lease may
+// last.
+func TestTheStoreLosesItsState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst})
+		k := f.keeper()
+		for range 20 {
+			time.Sleep(730 * time.Millisecond)
+			f.store.Wipe()
+			time.Sleep(2200 * time.Millisecond)
+			require.True(t, k.State().Here)
+			require.Len(t, k.begins, 1, "it must not begin anew")
+		}
+		time.Sleep(time.Second)
+		for _, n := range f.others(k) {
+			require.Equal(t, addressOf(k.number), n.State().Keeper)
+			require.Equal(t, 200, (<-f.call(n.number, "a", fmt.Sprint(n.number))).status)
+		}
+		// It can't be asked by the one that has the line, which goes on to the end of its lease.
+		k.store.isCut.Store(true)
+		f.store.Wipe()
+		lost := time.Since(f.begun)
+		others := f.others(k)
+		for !others[0].State().Here && !others[1].State().Here {
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+		}
+		require.GreaterOrEqual(t, time.Since(f.begun)-lost, 3*time.Second)
+		require.LessOrEqual(t, time.Since(f.begun)-lost, 6*time.Second)
+	})
+}
+
+// A hold goes on with the next replica that has the line: as it is after a Shutdown, and as it was at the last renewal after a death.
+func TestAHoldGoesOnAtTheNextReplica(t *testing.T) {
+	for name, ends := range map[string]func(*testing.T, *node){
+		"shutdown": func(t *testing.T, n *node) { require.NoError(t, n.Shutdown(t.Context())) },
+		"death":    func(_ *testing.T, n *node) { n.kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				refused := time.Duration(0)
+				f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst})
+				f.answers = func(w http.ResponseWriter, _ *http.Request) {
+					if refused == 0 {
+						refused = time.Since(f.begun)
+						w.Header().Set("Retry-After", "20")
+						w.WriteHeader(http.StatusTooManyRequests)
+					}
+				}
+				f.store.Step(time.Hour) // The clocks need not agree.
+				k := f.keeper()
+				first := f.call(f.others(k)[0].number, "a", "refused")
+				time.Sleep(2 * time.Second)
+				second := f.call(f.others(k)[1].number, "a", "another")
+				time.Sleep(2 * time.Second)
+				ends(t, k)
+				require.Equal(t, 200, (<-second).status)
+				sent := f.got()
+				got := <-first
+				require.GreaterOrEqual(t, sent[1].at, refused+20*time.Second)
+				require.LessOrEqual(t, sent[1].at, refused+20*time.Second+2*interval)
+				if name == "death" { // It had left, and whether the provider has refused it is not known here.
+					require.Equal(t, http.StatusBadGateway, got.status)
+					return
+				}
+				require.Equal(t, 200, got.status)
+			})
+		})
+	}
+}
+
+// A caller that goes takes its call out of the line, wherever that is.
+func TestACallerThatGoesLeavesTheLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 2, quota: thousand, burst: burst})
+		k := f.keeper()
+		k.line.Hold(time.Minute)
+		for _, n := range f.nodes {
+			ctx, leave := context.WithCancel(t.Context())
+			gone := f.call(n.number, "a", "gone", func(r *http.Request) { *r = *r.WithContext(ctx) })
+			time.Sleep(time.Millisecond) // A request waits only then.
+			synctest.Wait()
+			require.Equal(t, 1, k.line.Stats().Waiting)
+			leave()
+			require.ErrorIs(t, (<-gone).err, context.Canceled)
+			synctest.Wait()
+			require.Zero(t, k.line.Stats().Waiting)
+			require.Zero(t, n.State().Passing)
+			require.Zero(t, n.Bodies())
+		}
+		require.Len(t, k.records, 2)
+	})
+}
+
+// The value in the store counts only if the one that keeps the key has written it.
+func TestTheValueOfAnEarlierKeeperIsNotUsed(t *testing.T) {
+	for name, value := range map[string]func(*fleet) []byte{
+		"of an earlier one": func(f *fleet) []byte { return f.store.KeepState("k").Value },
+		"damaged":           func(*fleet) []byte { return []byte("{") },
+		"none":              func(*fleet) []byte { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, options{nodes: 2, quota: thousand, burst: burst})
+				k := f.keeper()
+				was := value(f)
+				k.kill()
+				f.store.SetKeep("k", shared.KeepState{ID: "a stranger", Lease: 3 * time.Second, Ends: f.store.Now() + 3_000_000, Value: was})
+				time.Sleep(1500 * time.Millisecond)
+				other := f.others(k)[0]
+				require.Empty(t, other.State().Keeper)
+				r := f.call(other.number, "a", "waits")
+				time.Sleep(time.Second)
+				require.Zero(t, other.State().Passed)
+				require.Equal(t, 1, other.State().Waiting)
+				require.Equal(t, 200, (<-r).status)
+				last := other.begins[len(other.begins)-1]
+				require.True(t, last.full)
+				require.Equal(t, name == "of an earlier one", last.handed)
+			})
+		})
+	}
+}
+
+// Two replicas with one address, or an address that leads to another replica, are found out, and no call goes in circles.
+func TestAnAddressThatLeadsElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst, config: func(c *replicas.Config) {
+			c.Advertise = addressOf(2)
+			c.Wait = func() time.Duration { return 5 * time.Second }
+		}})
+		for i, n := range f.nodes { // All are listened to, but only the last is found.
+			if i < 2 {
+				l := f.network.listen(addressOf(i))
+				go func() { _ = n.server.Serve(l) }()
+			}
+		}
+		k := f.keeper()
+		for _, n := range f.nodes {
+			got := <-f.call(n.number, "a", fmt.Sprint(n.number))
+			if n == k || k.number == 2 {
+				require.Equal(t, 200, got.status)
+				continue
+			}
+			require.Equal(t, 503, got.status)
+			require.ErrorContains(t, n.State().Err, `the address "node-2:80" of the replica that has the line leads to another`)
+			require.LessOrEqual(t, n.State().Passed, uint64(25))
 		}
 		f.once()
 	})
+}
+
+func TestWrongSettings(t *testing.T) {
+	for want, change := range map[string]func(*replicas.Config){
+		"Config.Keeper is nil":                       func(c *replicas.Config) { c.Keeper = nil },
+		"Config.Key is empty":                        func(c *replicas.Config) { c.Key = "" },
+		"Config.Line is nil":                         func(c *replicas.Config) { c.Line = nil },
+		`Config.Advertise is "", must be`:            func(c *replicas.Config) { c.Advertise = "" },
+		`Config.Advertise is "host", must be`:        func(c *replicas.Config) { c.Advertise = "host" },
+		`Config.Advertise is ":80", must be`:         func(c *replicas.Config) { c.Advertise = ":80" },
+		`Config.Advertise is "host:0", must be`:      func(c *replicas.Config) { c.Advertise = "host:0" },
+		`Config.Advertise is "host:x", must be`:      func(c *replicas.Config) { c.Advertise = "host:x" },
+		`Config.Advertise is "0.0.0.0:80", which is`: func(c *replicas.Config) { c.Advertise = "0.0.0.0:80" },
+		`Config.Advertise is "[::]:80", which is`:    func(c *replicas.Config) { c.Advertise = "[::]:80" },
+		"Config.Fallback is -1, must not":            func(c *replicas.Config) { c.Fallback = -1 },
+		"Config.Bodies is -1, must not":              func(c *replicas.Config) { c.Bodies = -1 },
+	} {
+		c := replicas.Config{Keeper: buckettest.NewMemory(), Key: "k", Advertise: "[::1]:80", Line: &node{}}
+		change(&c)
+		_, err := replicas.New(c)
+		require.ErrorContains(t, err, "replicas: "+want)
+	}
+}
+
+// sleep sleeps until the caller goes at most.
+func sleep(r *http.Request, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-r.Context().Done():
+		panic(http.ErrAbortHandler)
+	}
 }
