@@ -3,12 +3,12 @@ package redisbucket_test
 import (
 	"context"
 	"flag"
+	"fmt"
 	"maps"
 	"net"
 	"os"
 	"regexp"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -92,19 +92,6 @@ func (d damageable) Set(key string, l shared.BucketLevel) {
 	require.NoError(d.t, d.Corrupt(key, redisbucket.Encode(l)))
 }
 
-func (d damageable) SetSeats(key string, s shared.SeatState) {
-	_, err := d.Bucket.Seats(within(d.t), shared.Seating{Key: key, ID: "none", Cap: 1}) // so that the state says the server's run
-	require.NoError(d.t, err)
-	ready, err := d.client.HGet(within(d.t), redisbucket.SeatsName(d.Bucket, key), "").Result()
-	require.NoError(d.t, err)
-	_, run, _ := strings.Cut(ready, " ")
-	fleet{d.Bucket, d.t, d.client, run}.setSeats(key, s)
-}
-
-func (d damageable) SetKeep(key string, s shared.KeepState) {
-	fleet{d.Bucket, d.t, d.client, ""}.setKeeper(key, s)
-}
-
 // A steppable is one whose server has the clock of this machine, but for the steps.
 type steppable struct {
 	damageable
@@ -123,24 +110,25 @@ func (s steppable) Step(d time.Duration) {
 	s.clock.offset += d
 }
 
-func (s steppable) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
+// now sets the clock of the server for one call, which ends with the function that it returns.
+func (s steppable) now() (end func()) {
 	s.clock.mu.Lock()
-	defer s.clock.mu.Unlock()
 	s.clock.server.SetTime(time.Now().Add(s.clock.offset))
+	return s.clock.mu.Unlock
+}
+
+func (s steppable) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
+	defer s.now()()
 	return s.damageable.Take(ctx, t)
 }
 
 func (s steppable) Seats(ctx context.Context, q shared.Seating) (shared.Seated, error) {
-	s.clock.mu.Lock()
-	defer s.clock.mu.Unlock()
-	s.clock.server.SetTime(time.Now().Add(s.clock.offset))
+	defer s.now()()
 	return s.damageable.Seats(ctx, q)
 }
 
 func (s steppable) Keep(ctx context.Context, k shared.Keeping) (shared.Kept, error) {
-	s.clock.mu.Lock()
-	defer s.clock.mu.Unlock()
-	s.clock.server.SetTime(time.Now().Add(s.clock.offset))
+	defer s.now()()
 	return s.damageable.Keep(ctx, k)
 }
 
@@ -466,17 +454,25 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 		t.Helper()
 		realtime.Until(t, func() bool { return client.Ping(ctx).Err() == nil }, "there is a connection")
 	}
-	// once makes a call whose answer is lost in some way, and waits until it has changed the
-	// level. The client has a connection, so it has nothing else to send before the call.
+	seats, keeper := redisbucket.SeatsName(bucket, take.Key), redisbucket.KeeperName(bucket, take.Key)
+	states := func() string {
+		return fmt.Sprint(direct.Get(ctx, "shaper:"+take.Key).Val(), direct.HGetAll(ctx, seats).Val(), direct.HGetAll(ctx, keeper).Val())
+	}
+	_, err = other.Seats(ctx, seating(take.Key))
+	require.NoError(t, err)
+	_, err = other.Keep(ctx, keeping(take.Key))
+	require.NoError(t, err, "and those")
+	// once makes a call whose answer is lost in some way, and waits until it has changed a
+	// state. The client has a connection, so it has nothing else to send before the call.
 	once := func(lose func(n int), what string, call func() error) {
 		t.Helper()
-		level := direct.Get(ctx, "shaper:"+take.Key).Val()
+		state := states()
 		connected()
 		before := scriptsRun(t, direct)
 		lose(1)
 		require.Error(t, call())
 		lose(0)
-		realtime.Until(t, func() bool { return direct.Get(ctx, "shaper:"+take.Key).Val() != level }, "the "+what+" is carried out")
+		realtime.Until(t, func() bool { return states() != state }, "the "+what+" is carried out")
 		require.Equal(t, before+1, scriptsRun(t, direct), "the %s was sent so often", what)
 	}
 	for _, lose := range []func(n int){proxy.LoseReplies, proxy.CutReplies} {
@@ -501,6 +497,9 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 		end := shared.Instant{Micros: first.Empty.Micros + units*hour.Micros}
 		once(lose, "GiveBack", func() error { return bucket.GiveBack(ctx, take, end) })
 		units--
+
+		once(lose, "Seats", func() error { _, err := bucket.Seats(ctx, seating(take.Key)); return err })
+		once(lose, "Keep", func() error { _, err := bucket.Keep(ctx, keeping(take.Key)); return err })
 	}
 }
 

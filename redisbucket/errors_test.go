@@ -39,6 +39,10 @@ func TestWhatIsWrongIsAnError(t *testing.T) {
 		_, err := bucket.Take(ctx, one("key"))
 		require.EqualError(t, err, "redisbucket: "+says)
 		require.EqualError(t, bucket.GiveBack(ctx, one("key"), shared.Instant{}), "redisbucket: "+says)
+		_, err = bucket.Seats(ctx, seating("key"))
+		require.EqualError(t, err, "redisbucket: "+says)
+		_, err = bucket.Keep(ctx, keeping("key"))
+		require.EqualError(t, err, "redisbucket: "+says)
 	}
 	server.SetError("")
 	require.True(t, taken(t, bucket, "key"), "nothing was taken meanwhile")
@@ -61,6 +65,10 @@ func TestWhatIsWrongIsAnError(t *testing.T) {
 		take := one("other")
 		if test.change == nil {
 			require.ErrorContains(t, test.bucket.GiveBack(ctx, take, shared.Instant{}), test.says)
+			_, err := test.bucket.(shared.Seater).Seats(ctx, seating("other"))
+			require.ErrorContains(t, err, test.says)
+			_, err = test.bucket.(shared.Keeper).Keep(ctx, keeping("other"))
+			require.ErrorContains(t, err, test.says)
 		} else {
 			test.change(&take)
 		}
@@ -84,6 +92,15 @@ func aCallEndsWithItsContext(t *testing.T, server *servers.Redis) {
 		_, err := bucket.Take(ctx, one("key"))
 		require.Less(t, time.Since(began), patience/2, "ContextTimeoutEnabled is %v", enabled)
 		require.Equal(t, context.DeadlineExceeded, err)
+		cancel()
+		ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
+		_, err = bucket.Seats(ctx, seating("key"))
+		require.Equal(t, context.DeadlineExceeded, err)
+		cancel()
+		ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
+		_, err = bucket.Keep(ctx, keeping("key"))
+		require.Equal(t, context.DeadlineExceeded, err)
+		require.Less(t, time.Since(began), patience/2, "ContextTimeoutEnabled is %v", enabled)
 		cancel()
 
 		ctx, cancel = context.WithCancel(context.Background())
@@ -111,6 +128,7 @@ func aUserWithTheDocumentedRightsCanUseABucket(t *testing.T, server *servers.Red
 	ctx := within(t)
 	server.MustDo("ACL", "SETUSER", "limited", "on", ">secret", "resetkeys", "-@all",
 		"+evalsha", "+eval", "+get", "+set", "+setrange", "+time", "~shaper:*",
+		"+hgetall", "+hmget", "+hset", "+hsetnx", "+hdel", "+del", "+pexpire", "+info", "~seats:*", "~keeper:*",
 		"+hello")
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, Username: "limited", Password: "secret", DisableIdentity: true, ReadTimeout: patience})
 	defer func() { require.NoError(t, client.Close()) }()
@@ -126,9 +144,41 @@ func aUserWithTheDocumentedRightsCanUseABucket(t *testing.T, server *servers.Red
 	answer, err = bucket.Take(ctx, guarded)
 	require.NoError(t, err)
 	require.Equal(t, shared.Instant{Micros: answer.Now + 1e6}, answer.Empty)
+	// Each command of the two other scripts: a new key, one that is known, one that is overtaken, forgotten, and damaged.
+	admin := connect(t, server.Addr)
+	for _, q := range []shared.Seating{
+		{ID: "a", Cap: 2, Want: 1, Number: 1}, {ID: "a", Cap: 2, Want: 1, Number: 3}, {ID: "a", Cap: 2, Want: 1, Number: 2}, {ID: "a", Cap: 2, Number: 4},
+	} {
+		q.Key = "key"
+		_, err = bucket.Seats(ctx, q)
+		require.NoError(t, err)
+	}
+	_, err = bucket.Keep(ctx, keeping("key"))
+	require.NoError(t, err)
+	for _, id := range []string{"a", "b", "a"} {
+		k := keeping("key")
+		k.ID, k.Lease = id, 0
+		_, err = bucket.Keep(ctx, k)
+		require.NoError(t, err)
+	}
+	for _, name := range []string{redisbucket.SeatsName(bucket, "damaged"), redisbucket.KeeperName(bucket, "damaged")} {
+		require.NoError(t, admin.Set(ctx, name, "of another type", 0).Err())
+	}
+	_, err = bucket.Seats(ctx, seating("damaged"))
+	require.NoError(t, err)
+	_, err = bucket.Keep(ctx, keeping("damaged"))
+	require.NoError(t, err)
 	require.Empty(t, server.MustDo("ACL", "LOG"), "nothing was denied")
 
 	_, err = redisbucket.New(client, redisbucket.WithPrefix("other:")).Take(ctx, one("key"))
+	require.ErrorContains(t, err, "NOPERM")
+
+	// A user with the rights of an older version uses levels as before.
+	server.MustDo("ACL", "SETUSER", "limited", "-hgetall", "-hmget", "-hset", "-hsetnx", "-hdel", "-del", "-pexpire", "-info", "resetkeys", "~shaper:*")
+	require.False(t, taken(t, bucket, "key"))
+	_, err = bucket.Seats(ctx, seating("key"))
+	require.ErrorContains(t, err, "NOPERM")
+	_, err = bucket.Keep(ctx, keeping("key"))
 	require.ErrorContains(t, err, "NOPERM")
 }
 
@@ -278,6 +328,18 @@ func scriptFlushIsInvisible(t *testing.T, server *servers.Redis) {
 	state, err := client.Get(ctx, "shaper:key").Result()
 	require.NoError(t, err)
 	require.Equal(t, redisbucket.Encode(take.ApplyGiveBack(level, level.Empty)), state)
+
+	for n := range 3 {
+		require.NoError(t, client.ScriptFlush(ctx).Err())
+		seated, err := bucket.Seats(ctx, shared.Seating{Key: "key", ID: "a", Cap: 2, Want: 1, Number: int64(n) + 1, Answered: int64(n)})
+		require.NoError(t, err)
+		require.Equal(t, shared.Seated{Target: 2, Now: seated.Now}, seated, "the guard goes on")
+		require.NoError(t, client.ScriptFlush(ctx).Err())
+		kept, err := bucket.Keep(ctx, keeping("key"))
+		require.NoError(t, err)
+		require.Equal(t, "a", kept.ID)
+		require.Equal(t, n > 0, kept.Value != nil, "what the first call has begun the next goes on with")
+	}
 }
 
 // A failedDials is a hook that sends a value for each attempt to connect that has failed. It

@@ -3,6 +3,7 @@ package redisbucket
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"example.com/leakybucket/shaper/shared"
 )
@@ -54,6 +55,9 @@ func EncodeKeeper(s shared.KeepState) map[string]string {
 	keeper := ""
 	if s.ID != "" || s.Lease != 0 || s.Ends != 0 {
 		keeper = fmt.Sprint(s.Ends, " ", s.Lease.Microseconds(), " ", s.ID)
+	}
+	if s.Lease%time.Microsecond != 0 {
+		keeper = "damaged"
 	}
 	return map[string]string{"keeper": keeper, "value": string(s.Value)}
 }
