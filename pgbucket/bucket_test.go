@@ -98,6 +98,10 @@ func TestWhoWaitsForAConnectionLeavesWhenItsContextEnds(t *testing.T) {
 	require.ErrorIs(t, bucket.GiveBack(ctx, one("key", every(1)), shared.Instant{}), context.Canceled)
 	_, err = bucket.Sweep(ctx)
 	require.ErrorIs(t, err, context.Canceled)
+	_, err = bucket.Seats(ctx, seating("key"))
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = bucket.Keep(ctx, keeping("key"))
+	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, locked.lock.Rollback(t.Context()))
 	busy.Wait()
 }
@@ -146,13 +150,17 @@ func TestOnlyTheTransactionsOfABucketItselfDoNotWaitForTheDisk(t *testing.T) {
 		exec(t, db, bucket.name, "UPDATE TBL SET empty = 1")
 		_, err = of.Sweep(t.Context())
 		require.NoError(t, err)
+		// Two leases of one key must not both last, so this one waits for the disk.
+		_, err = of.Keep(t.Context(), keeping("key"))
+		require.NoError(t, err)
 	}
 	log := func() []string {
 		entries := value[[]string](t, bucket.pool, bucket.name, "SELECT array_agg(commit ORDER BY n) FROM TBL_log")
 		exec(t, bucket.pool, bucket.name, "TRUNCATE TBL_log")
 		return entries
 	}
-	alone := []string{"UPDATE off", "UPDATE off", "UPDATE on", "DELETE off"} // The third is this test's.
+	exec(t, bucket.pool, bucket.name, `CREATE CONSTRAINT TRIGGER note AFTER UPDATE ON TBL_kept DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION TBL_note()`)
+	alone := []string{"UPDATE off", "UPDATE off", "UPDATE on", "DELETE off", "UPDATE on"} // The third is this test's.
 	all(bucket.pool)
 	require.Equal(t, alone, log())
 
@@ -165,7 +173,7 @@ func TestOnlyTheTransactionsOfABucketItselfDoNotWaitForTheDisk(t *testing.T) {
 	all(pooled)
 	require.Equal(t, alone, log())
 
-	within := []string{"UPDATE on", "UPDATE on", "UPDATE on", "DELETE on"}
+	within := []string{"UPDATE on", "UPDATE on", "UPDATE on", "DELETE on", "UPDATE on"}
 	require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { all(tx); return nil }))
 	require.Equal(t, within, log())
 	require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(pgx.Tx) error { all(conn); return nil }), "the connection knows that it is in one")
@@ -305,6 +313,19 @@ func TestSweepDeletesWhatHasBeenDrainedForAMinute(t *testing.T) {
 	n, err = bucket.Sweep(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, n)
+
+	// Seats and keepers go after a day.
+	const sql = `INSERT INTO %s (key, written) SELECT convert_to($1 || i, 'UTF8'), extract(epoch FROM clock_timestamp() - $2::interval) * 1000000 FROM generate_series(1, $3) i`
+	for _, table := range []string{"TBL_seat", "TBL_kept"} {
+		exec(t, bucket.pool, bucket.name, fmt.Sprintf(sql, table), "old", "1 day 1 second", 1200)
+		exec(t, bucket.pool, bucket.name, fmt.Sprintf(sql, table), "young", "23 hours 59 minutes", 20)
+	}
+	n, err = bucket.Sweep(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 2*1200, n)
+	for _, table := range []string{"TBL_seat", "TBL_kept"} {
+		require.Equal(t, 20, value[int](t, bucket.pool, bucket.name, "SELECT count(*) FROM "+table+" WHERE encode(key, 'escape') LIKE 'young%'"))
+	}
 }
 
 // To wait for a row would hold those that are locked already, and whoever wants them.
@@ -410,8 +431,8 @@ func newTampered(t *testing.T, pool *pgxpool.Pool) tampered {
 }
 
 func (b tampered) Forget(key string) error {
-	for _, of := range []string{"", "_seat", "_kept"} {
-		if _, err := b.db.Exec(b.t.Context(), "DELETE FROM "+b.table+of+" WHERE key = $1", pgbucket.Column(key)); err != nil {
+	for _, table := range []string{"", "_seat", "_kept"} {
+		if _, err := b.db.Exec(b.t.Context(), "DELETE FROM "+b.table+table+" WHERE key = $1", pgbucket.Column(key)); err != nil {
 			return err
 		}
 	}
@@ -420,13 +441,9 @@ func (b tampered) Forget(key string) error {
 
 func (b tampered) Set(key string, l shared.BucketLevel) { setLevel(b.t, b.db, b.table, key, l) }
 
-func (b tampered) SetSeats(key string, s shared.SeatState) {
-	testBucket{pool: b.db, name: b.table}.setSeats(b.t, string(pgbucket.Column(key)), s)
-}
+func (b tampered) SetSeats(key string, s shared.SeatState) { setSeats(b.t, b.db, b.table, key, s) }
 
-func (b tampered) SetKeep(key string, s shared.KeepState) {
-	testBucket{pool: b.db, name: b.table}.setKeeper(b.t, string(pgbucket.Column(key)), s)
-}
+func (b tampered) SetKeep(key string, s shared.KeepState) { setKeeper(b.t, b.db, b.table, key, s) }
 
 // A stepped Bucket is on a server whose clock can be moved: its sessions find another
 // clock_timestamp before the real one.

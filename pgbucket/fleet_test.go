@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/made"
+	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/shaper/shared"
 )
@@ -47,28 +49,25 @@ func (b testBucket) seatsOf(t testing.TB, key string) (s shared.SeatState) {
 	return s
 }
 
-// setSeats makes s the state of the seats of a key; the zero state is none.
-func (b testBucket) setSeats(t testing.TB, key string, s shared.SeatState) {
+// setSeats makes s the state of the seats of a key.
+func setSeats(t testing.TB, db pgbucket.DB, table, key string, s shared.SeatState) {
 	t.Helper()
-	exec(t, b.pool, b.name, "DELETE FROM TBL_seat WHERE key = $1", []byte(key))
-	if s.Ready == 0 && s.Holders == nil {
-		return
-	}
+	exec(t, db, table, "DELETE FROM TBL_seat WHERE key = $1", pgbucket.Column(key))
 	ids, held, want := [][]byte{}, []int{}, []int{}
 	since, expires, number := []int64{}, []int64{}, []int64{}
 	for _, h := range s.Holders {
 		ids, held, want = append(ids, []byte(h.ID)), append(held, h.Held), append(want, h.Want)
 		since, expires, number = append(since, h.Since), append(expires, h.Expires), append(number, h.Number)
 	}
-	exec(t, b.pool, b.name, `INSERT INTO TBL_seat (key, written, ready, ids, held, want, since, expires, number)
-		VALUES ($1, extract(epoch FROM clock_timestamp()) * 1000000, $2, $3, $4, $5, $6, $7, $8)`, []byte(key), s.Ready, ids, held, want, since, expires, number)
+	exec(t, db, table, `INSERT INTO TBL_seat (key, written, ready, ids, held, want, since, expires, number)
+		VALUES ($1, extract(epoch FROM clock_timestamp()) * 1000000, $2, $3, $4, $5, $6, $7, $8)`, pgbucket.Column(key), s.Ready, ids, held, want, since, expires, number)
 }
 
 // keeperOf returns the state of a kept key.
 func (b testBucket) keeperOf(t testing.TB, key string) (s shared.KeepState) {
 	t.Helper()
 	var id []byte
-	err := b.pool.QueryRow(t.Context(), "SELECT id, lease, ends, value FROM "+b.name+"_kept WHERE key = $1", []byte(key)).
+	err := b.pool.QueryRow(t.Context(), "SELECT id, lease, ends, value FROM "+b.name+"_kept WHERE key = $1", pgbucket.Column(key)).
 		Scan(&id, (*int64)(&s.Lease), &s.Ends, &s.Value)
 	if err != pgx.ErrNoRows {
 		require.NoError(t, err)
@@ -78,15 +77,16 @@ func (b testBucket) keeperOf(t testing.TB, key string) (s shared.KeepState) {
 	return s
 }
 
-// setKeeper makes s the state of a kept key; the zero state is none.
-func (b testBucket) setKeeper(t testing.TB, key string, s shared.KeepState) {
+// setKeeper makes s the state of a kept key. A lease that has parts of a microsecond becomes another damage.
+func setKeeper(t testing.TB, db pgbucket.DB, table, key string, s shared.KeepState) {
 	t.Helper()
-	exec(t, b.pool, b.name, "DELETE FROM TBL_kept WHERE key = $1", []byte(key))
-	if s.ID == "" && s.Value == nil && s.Lease == 0 && s.Ends == 0 {
-		return
+	lease := s.Lease.Microseconds()
+	if s.Lease%time.Microsecond != 0 {
+		lease = -1
 	}
-	exec(t, b.pool, b.name, `INSERT INTO TBL_kept (key, written, id, lease, ends, value)
-		VALUES ($1, extract(epoch FROM clock_timestamp()) * 1000000, $2, $3, $4, $5)`, []byte(key), []byte(s.ID), s.Lease.Microseconds(), s.Ends, s.Value)
+	exec(t, db, table, "DELETE FROM TBL_kept WHERE key = $1", pgbucket.Column(key))
+	exec(t, db, table, `INSERT INTO TBL_kept (key, written, id, lease, ends, value)
+		VALUES ($1, extract(epoch FROM clock_timestamp()) * 1000000, $2, $3, $4, $5)`, pgbucket.Column(key), []byte(s.ID), lease, s.Ends, s.Value)
 }
 
 // The functions take the steps of package shared, whatever happens, at a clock of the test's.
@@ -98,13 +98,126 @@ func TestTheFunctionsTakeTheStepsOfSeatsAndKeepers(t *testing.T) {
 			return pgbucket.SeatsAt(t.Context(), b.Bucket, q, now)
 		},
 		Get: func(key string) shared.SeatState { return b.seatsOf(t, key) },
-		Set: func(key string, s shared.SeatState) { b.setSeats(t, key, s) },
+		Set: func(key string, s shared.SeatState) { setSeats(t, b.pool, b.name, key, s) },
 	})
 	made.Keeps(t, steps(), made.Stepped[shared.Keeping, shared.Kept, shared.KeepState]{
 		Ask: func(k shared.Keeping, now int64) (shared.Kept, error) {
 			return pgbucket.KeepAt(t.Context(), b.Bucket, k, now)
 		},
 		Get: func(key string) shared.KeepState { return b.keeperOf(t, key) },
-		Set: func(key string, s shared.KeepState) { b.setKeeper(t, key, s) },
+		Set: func(key string, s shared.KeepState) { setKeeper(t, b.pool, b.name, key, s) },
 	})
+}
+
+// The functions through PgBouncer, whose next statement may reach another session.
+func TestPgBouncerMayStandBeforeSeatsAndKeepers(t *testing.T) {
+	t.Parallel()
+	b := newBucket(t)
+	through := pgbucket.New(newPool(t, servers.StartPgBouncer(t, server)), b.table)
+	setSeats(t, b.pool, b.name, "key", shared.SeatState{Ready: 1})
+	made.SeatsStayBelowTheCap(t, through, "key", func() {})
+	made.OneKeeps(t, through, "key", func() {})
+}
+
+// A server that crashes in the middle has lost all seats, and no lease of a keeper.
+func TestAServerThatCrashesGivesNoSeatTwiceAndHasOneKeeper(t *testing.T) {
+	t.Parallel()
+	crashing := servers.StartPostgres(t)
+	b := testBucket{pool: newPool(t, crashing.URL)}
+	b.table, b.name = newTable(t, b.pool)
+	b.Bucket = pgbucket.New(b.pool, b.table)
+	crash := func() { crashing.Kill(); crashing.Restart() }
+	setSeats(t, b.pool, b.name, "key", shared.SeatState{Ready: 1})
+	made.SeatsStayBelowTheCap(t, b, "key", func() {
+		crash()
+		realtime.Until(t, func() bool { return b.pool.Ping(t.Context()) == nil }, "it is back")
+		require.Greater(t, b.seatsOf(t, "key").Ready, int64(1), "it knows nothing from before")
+	})
+	made.OneKeeps(t, b, "key", crash)
+}
+
+// A row that somebody has written by hand must neither stop the seats for ever nor make each call an error. The suite
+// has numbers that are outside of their ranges.
+func TestADamagedRowOfSeatsOrOfAKeeperIsNone(t *testing.T) {
+	t.Parallel()
+	b := newBucket(t)
+	seated := func() shared.Seated {
+		t.Helper()
+		got, err := b.Seats(t.Context(), seating("key"))
+		require.NoError(t, err)
+		return got
+	}
+	sound := shared.SeatState{Ready: 1, Holders: []shared.SeatHolder{
+		{ID: "b", Held: 1, Want: 1, Expires: 1 << 53, Number: 3}, {ID: "c", Want: 1, Since: 1, Expires: 1 << 53},
+	}}
+	for _, damage := range []string{
+		"written = 0", "written = written - 86500000000", "ready = 0", "ready = -1", "ready = 9007199254740993",
+		"ids = '{}'", "ids = ids[:1]", "ids = ids || 'd'::bytea", "ids = ARRAY['c', 'b']::bytea[]", "ids = ARRAY['b', 'b']::bytea[]", "ids = ARRAY['', 'b']::bytea[]", "ids = ARRAY['b', NULL]::bytea[]",
+		"held = held[:1]", "held[2] = -1", "held[2] = NULL", "want = want || 1", "want[1] = -1", "want[1] = NULL",
+		"since = '{}'", "since[1] = -1", "since[2] = 9007199254740993", "since[2] = NULL", "expires = NULLIF(expires, expires) || 1::bigint", "expires[1] = 0", "expires[2] = 9007199254740993", "expires[2] = NULL",
+		"number = number || 1::bigint", "number[2] = -1", "number[1] = 9007199254740993", "number[1] = NULL",
+	} {
+		setSeats(t, b.pool, b.name, "key", sound)
+		exec(t, b.pool, b.name, "UPDATE TBL_seat SET "+damage)
+		got := seated()
+		require.Equal(t, shared.Seated{Target: 2, Now: got.Now}, got, "%s: a guard has begun, and nobody else is known", damage)
+		s := b.seatsOf(t, "key")
+		require.Equal(t, got.Now+shared.SeatGuard.Microseconds(), s.Ready, damage)
+		require.Len(t, s.Holders, 1, damage)
+	}
+	setSeats(t, b.pool, b.name, "key", sound)
+	got := seated()
+	require.Equal(t, shared.Seated{Now: got.Now}, got, "without a damage one is of b, and c waits for the other")
+
+	now := value[int64](t, b.pool, "", "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+	kept := shared.KeepState{ID: "b", Lease: time.Minute, Ends: now + 59_000_000, Value: []byte("old")}
+	for _, damage := range []string{
+		"written = 0", "written = written - 86500000000", "id = ''", "lease = 0", "lease = -1000", "lease = 60001000", "lease = 1500", "ends = 0", "ends = -1", "ends = 9007199254740993",
+	} {
+		for _, lease := range []time.Duration{0, time.Second} {
+			setKeeper(t, b.pool, b.name, "key", kept)
+			exec(t, b.pool, b.name, "UPDATE TBL_kept SET "+damage)
+			got, err := b.Keep(t.Context(), shared.Keeping{Key: "key", ID: "a", Lease: lease})
+			require.NoError(t, err, damage)
+			require.Nil(t, got.Value, damage)
+			require.Equal(t, lease > 0, got.ID == "a", damage)
+		}
+	}
+	setKeeper(t, b.pool, b.name, "key", kept)
+	found, err := b.Keep(t.Context(), keeping("key"))
+	require.NoError(t, err)
+	require.Equal(t, shared.Kept{ID: "b", Value: []byte("old"), Now: found.Now}, found, "without a damage")
+}
+
+// What can't be asked for is said by the name of the field and by the value, and reaches no server.
+func TestASeatingOrKeepingThatCanNotBeAskedForIsAnError(t *testing.T) {
+	b := pgbucket.New(newPool(t, "postgres://127.0.0.1:1/nowhere?sslmode=disable"))
+	for want, change := range map[string]func(*shared.Seating){
+		"the key is empty":                  func(q *shared.Seating) { q.Key = "" },
+		"the ID is empty":                   func(q *shared.Seating) { q.ID = "" },
+		"Cap is 0, must be from 1":          func(q *shared.Seating) { q.Cap = 0 },
+		"Held is -1, must be from 0":        func(q *shared.Seating) { q.Held = -1 },
+		"Want is -1, must be from 0":        func(q *shared.Seating) { q.Want = -1 },
+		"Number is -1, must be from 0":      func(q *shared.Seating) { q.Number = -1 },
+		"Number is 9007199254740993, must":  func(q *shared.Seating) { q.Number = 1<<53 + 1 },
+		"Answered is 2, must be from 0 to ": func(q *shared.Seating) { q.Answered = 2 },
+	} {
+		q := seating("key")
+		change(&q)
+		_, err := b.Seats(t.Context(), q)
+		require.ErrorContains(t, err, "pgbucket: "+want)
+	}
+	for want, change := range map[string]func(*shared.Keeping){
+		"the key is empty":              func(k *shared.Keeping) { k.Key = "" },
+		"the ID is empty":               func(k *shared.Keeping) { k.ID = "" },
+		"Lease is -1ms, must be":        func(k *shared.Keeping) { k.Lease = -time.Millisecond },
+		"Lease is 1m0.001s, must be":    func(k *shared.Keeping) { k.Lease = time.Minute + time.Millisecond },
+		"Lease is 1.5ms, must be":       func(k *shared.Keeping) { k.Lease = 1500 * time.Microsecond },
+		"Value has 1048577 bytes, may ": func(k *shared.Keeping) { k.Value = make([]byte, 1<<20+1) },
+	} {
+		k := keeping("key")
+		change(&k)
+		_, err := b.Keep(t.Context(), k)
+		require.ErrorContains(t, err, "pgbucket: "+want)
+	}
 }
