@@ -26,8 +26,8 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// A Bucket is a [shared.Bucket] in a table of PostgreSQL. New returns one, and [Migrate]
-// makes the table; use the Bucket with shaper.WithBucket or shaper.WithBuckets, and
+// A Bucket is a [shared.Bucket], a [shared.Seater] and a [shared.Keeper] in tables of PostgreSQL. New returns one, and [Migrate]
+// makes the tables; use the Bucket with shaper.WithBucket or shaper.WithBuckets, and
 // call Sweep now and then if it has many keys. Where the server can't be asked, or refuses,
 // each method returns its error; none of them tries again. A Bucket is safe for concurrent
 // use.

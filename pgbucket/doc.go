@@ -12,21 +12,35 @@
 //
 // # The stored state
 //
-// [Migrate] makes a table, leaky_buckets unless [WithTable] names another, and two
+// [Migrate] makes a table, leaky_buckets unless [WithTable] names another, two more for seats and keepers, and
 // functions. Its SQL is schema.sql in this folder; [Schema] returns it, for those who have
 // a tool for such changes. A role that is not the owner needs no more than
 //
-//	GRANT SELECT, INSERT, UPDATE, DELETE ON leaky_buckets TO role
+//	GRANT SELECT, INSERT, UPDATE, DELETE ON leaky_buckets, leaky_buckets_seat, leaky_buckets_kept TO role
 //
-// where DELETE is for [Bucket.Sweep]. There is a row of about 200 bytes for each key. It
+// where DELETE is for [Bucket.Sweep], and the other tables are for seats and keepers alone. There is a row of about 200 bytes for each key. It
 // stays until a Sweep finds that its level has been 0 for a minute; so with a key for each
 // user call Sweep once an hour or so. A row whose numbers make no sense counts as none.
+//
+// Processes of an older version go on when a newer one calls Migrate, and this one does where only an older version has:
+// then it has no seats and no keepers.
 //
 // Keys are bytes, as not every string is a text for PostgreSQL; to read them,
 //
 //	SELECT encode(key, 'escape'), to_timestamp(empty / 1e6) AS empty FROM leaky_buckets
 //
 // A key of more than 512 bytes has a hash in place of the bytes behind these.
+//
+// # Seats and keepers
+//
+// A [Bucket] is a [shared.Seater] and a [shared.Keeper] too, each by one statement that answers what
+// [shared.Seating.Apply] and [shared.Keeping.Apply] would. Each key that has them has a row in leaky_buckets_seat of some 200 bytes
+// and 60 more for each process, or in leaky_buckets_kept. A row counts for a day after it was written, and then goes with a Sweep.
+//
+// The table of seats is UNLOGGED: a crash or a fail-over empties it, and seats are given again after [shared.SeatGuard];
+// whoever has some keeps them. A row that came back from before the crash would show seats as free that are in use. A
+// keeper's row is on the disk before the call returns, whatever [Bucket.Take] does with synchronous_commit: if it were lost, two
+// processes could keep the key. A standby that follows asynchronously may still lose it, in a fail-over.
 //
 // # The server
 //
@@ -76,6 +90,6 @@
 // # When an answer is lost
 //
 // A Take whose answer does not come may have been carried out, so it must not be sent again: its
-// units would be taken twice. Neither the package nor pgx sends a statement twice. A DB that does
+// units would be taken twice, as a question for seats would overtake a later one. Neither the package nor pgx sends a statement twice. A DB that does
 // so must not be used.
 package pgbucket

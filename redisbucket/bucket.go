@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// A Bucket is a [shared.Bucket] on a server of Redis or Valkey, on one that sentinels
+// A Bucket is a [shared.Bucket], a [shared.Seater] and a [shared.Keeper] on a server of Redis or Valkey, on one that sentinels
 // watch, or on a cluster. [New] makes one; [NewRing] spreads keys over several servers that
 // do not know of each other. A Bucket is safe for concurrent use.
 //
@@ -188,10 +188,11 @@ func parseTaken(text string) (shared.Taken, bool) {
 type Option func(*Bucket)
 
 // WithPrefix sets the beginning of each key in Redis; the default is "shaper:". It must be the same
-// in all processes that share buckets.
+// in all processes that share buckets. If it is "", a key that begins with "seats:" or "keeper:" may be taken for
+// what another key has beside its level.
 func WithPrefix(prefix string) Option { return func(b *Bucket) { b.prefix = prefix } }
 
-// Shard says which keys fail together: in a cluster the keys of one hash slot, elsewhere
+// Shard says which keys fail together, with their seats and keepers: in a cluster the keys of one hash slot, elsewhere
 // all of them. Slots move from server to server, so a server would not do: a key could
 // count as unavailable because of the server that once had it.
 func (b *Bucket) Shard(key string) string {

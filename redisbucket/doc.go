@@ -19,12 +19,26 @@
 //
 // In a cluster, a part of the key in braces decides the hash slot as usual.
 //
+// # Seats and keepers
+//
+// A [Bucket] and a [Ring] are a [shared.Seater] and a [shared.Keeper] too, each by one script that answers the same as
+// [shared.Seating.Apply] and [shared.Keeping.Apply]. For each key that has them there is a hash beside the level, whose name
+// begins with "seats:" or "keeper:" in place of the prefix, which follows: so no key of a client's can be one. It expires a day
+// after it was written. The hash of seats has some 100 bytes, and as many for each process. In a cluster it is in the slot
+// of the level.
+//
+// Seats that were given by another run of the server count as lost (run_id of INFO): after a restart or a fail-over the state
+// may be an older one, in which seats are free that are in use. So new ones are given only after [shared.SeatGuard], and whoever
+// has some keeps them. Where INFO is forbidden, only a process that knows better finds an older state. A keeper is not guarded
+// in that way: two may keep a key for the rest of a lease if the server forgets the younger one. An append-only file
+// (appendonly yes) keeps it through a crash of the server.
+//
 // # The server
 //
 // The package is tested with Redis 7.0, and uses nothing newer than 5. The same tests run on
 // Valkey where it is installed; Debian 12 has none. These settings matter:
 //
-//   - maxmemory-policy should be noeviction: a key that is evicted is a level that is lost.
+//   - maxmemory-policy should be noeviction: a key that is evicted is a level that is lost, or seats, or a keeper.
 //   - With Burst 1 persistence is not needed. A level lasts Burst/Rate: if that is longer than
 //     a restart takes, as for logins, keep it (appendonly yes). A file that the disk has each
 //     second (appendfsync everysec, the default) will do.
@@ -35,6 +49,10 @@
 // A user of an access control list needs:
 //
 //	+evalsha +eval +get +set +setrange +time ~shaper:*
+//
+// for seats and keepers also
+//
+//	+hgetall +hmget +hset +hsetnx +hdel +del +pexpire +info ~seats:* ~keeper:*
 //
 // and the commands that go-redis itself uses: +hello, from Redis 7.2 on +client|setinfo (unless the
 // client's DisableIdentity is set), and in a cluster +cluster|slots +command.
@@ -50,7 +68,7 @@
 // # When an answer is lost
 //
 // A script whose answer does not come may have been carried out, so it must not be sent again: its
-// units would be taken twice. go-redis repeats commands up to three times by default, after a
+// units would be taken twice, and a question for seats would overtake a later one. go-redis repeats commands up to three times by default, after a
 // timeout and after a connection that is cut. The commands of this package forbid that by
 // themselves; nothing in the client's options can allow it, and MaxRetries need not be changed for
 // their sake. Redirections in a cluster (MOVED, ASK) are followed, up to MaxRedirects, and dialing

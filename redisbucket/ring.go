@@ -11,7 +11,7 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// A Ring is a [shared.Bucket] on several servers that do not know of each other: each key
+// A Ring is a [shared.Bucket], a [shared.Seater] and a [shared.Keeper] on several servers that do not know of each other: each key
 // has one of them. A server that is down fails its own keys, and no other takes them over,
 // as two processes could then use two levels. [NewRing] makes one. A Ring is safe for
 // concurrent use.
