@@ -15,10 +15,11 @@ import (
 // at a time, and the engine sees only how many there are ([flow.seats]). The zero seating of a flow without such a cap
 // does nothing.
 //
-// The lease of seats lasts [shared.SeatLease] from when they were asked for, and then nobody leaves. While some are in use
-// they are renewed. A process for whom there are too few asks each [shared.SeatPoll]. A process with nothing in flight and
-// nobody in line does not ask at all; after [shared.SeatRenew] it gives its seats back, which takes fewer round trips than
-// to give them back at once if requests come one by one, and frees them sooner than a renewal would.
+// The lease of seats lasts [shared.SeatLease] from when they were asked for, and then nobody leaves. While some are used they
+// are renewed, and a process for whom there are too few asks each [shared.SeatPoll]. If none has been used since a process
+// asked last, it gives all back in place of the next renewal, and then does not ask at all. To give them back at once would
+// take more round trips where requests come one by one. To keep them without a renewal would be a mistake: if the Bucket
+// loses its state, it gives nothing until all have said what they hold, for a renewal and a time-out.
 //
 // From when a question says how many seats are kept, no more of them are used, whatever becomes of the question. So a
 // seat is given back once.
@@ -40,15 +41,12 @@ type seating struct {
 	used      float64 // seat-nanoseconds of the requests in flight since asked
 	most      int     // that were in flight at a time since asked
 	mostSince int     // that were so since the latest question, answered or not
-	idleSince int64   // since when nothing is in flight, and nobody in line needs a seat soon; busy: that is not so
+	idle      bool    // nothing is in flight, and nobody in line needs a seat soon
 
 	wishes []*seatWish
 	timer  *time.Timer // wakes an idle seating to give its seats back, as no goroutine stays for that; nil: it has not been idle
 	timed  bool        // it runs
 }
-
-// busy is in the place of an instant since when a seating is idle that is not.
-const busy = -1
 
 const (
 	// seatTurn is for how long a process uses seats that it has just got, even if it is to have fewer. Where there are fewer
@@ -156,11 +154,9 @@ func (s *seating) noteLocked(now int64) {
 	s.used += float64(s.inUse) * float64(max(0, now-s.notedAt))
 	s.inUse, s.notedAt = s.sf.f.seatsTaken(), now
 	s.most, s.mostSince = max(s.most, s.inUse), max(s.mostSince, s.inUse)
-	switch needed, _ := s.neededLocked(now); {
-	case s.inUse > 0 || needed || len(s.wishes) > 0:
-		s.idleSince = busy
-	case s.idleSince == busy:
-		s.idleSince, s.short, s.guard = now, false, 0
+	needed, _ := s.neededLocked(now)
+	if s.idle = s.inUse == 0 && !needed && len(s.wishes) == 0; s.idle {
+		s.short, s.guard = false, 0
 	}
 }
 
@@ -240,9 +236,6 @@ func (s *seating) keptLocked(now int64) int {
 			kept = min(kept, s.meanLocked(now))
 		}
 	}
-	if s.idleSince != busy && now-s.idleSince >= int64(shared.SeatRenew) {
-		kept = 0
-	}
 	return max(min(kept, s.usableLocked(now)), s.inUse)
 }
 
@@ -277,7 +270,7 @@ func (s *seating) nextStepLocked(now int64) (step step, until int64) {
 	switch {
 	case at <= now:
 		return stepTake, 0
-	case s.idleSince != busy:
+	case s.idle:
 		s.wakeLocked(at - now)
 	default:
 		until = at
@@ -285,7 +278,7 @@ func (s *seating) nextStepLocked(now int64) (step step, until int64) {
 	if _, from := s.neededLocked(now); from > now {
 		until = min(until, from)
 	}
-	if s.lastsLocked(now) && s.idleSince == busy {
+	if s.lastsLocked(now) && !s.idle {
 		until = min(until, s.endsLocked())
 		if s.target < s.held && s.turnEnds > now {
 			until = min(until, s.turnEnds)
@@ -324,11 +317,11 @@ func (s *seating) asksAtLocked(now int64) int64 {
 	switch {
 	case s.inUse > has, len(s.wishes) > 0, has > max(s.usableLocked(now), s.inUse) && !s.sf.breaker.Open:
 		return now
-	case s.idleSince != busy:
+	case s.idle:
 		if has == 0 || s.sf.breaker.Open {
 			return exact.Forever
 		}
-		return s.idleSince + int64(shared.SeatRenew)
+		return s.asked + int64(shared.SeatRenew)
 	case s.wantLocked(now, has) <= has:
 		return s.asked + int64(shared.SeatRenew)
 	case !s.short:

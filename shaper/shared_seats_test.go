@@ -1,8 +1,11 @@
 package shaper_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -25,7 +28,8 @@ type seatFleet struct {
 	start time.Time
 	cap   int
 	all   []*seatProcess
-	wg    sync.WaitGroup // of calls
+	lost  []time.Duration // when the bucket has lost its state
+	wg    sync.WaitGroup  // of calls
 }
 
 // A seatProcess is one of them.
@@ -262,8 +266,8 @@ func (f *seatFleet) at(d time.Duration) {
 // quick are Limits by which the level keeps nobody.
 const quick = "10000/s burst 10000 depth 999"
 
-// A process asks at once, renews the seats that it uses after 3.3 s, and gives them back after as long without use. Then it
-// asks no more, and nothing runs (the bubble sees to that).
+// A process asks at once, and after 3.3 s renews the seats of which it has made use since. If it has made none it gives them
+// back, asks no more, and nothing runs (the bubble sees to that).
 func TestSeatsAreRenewedWhileTheyAreUsed(t *testing.T) {
 	withSeats(t, 4, 1, quick, func(f *seatFleet) {
 		p := f.all[0]
@@ -276,7 +280,8 @@ func TestSeatsAreRenewedWhileTheyAreUsed(t *testing.T) {
 			"1s: keeps 1, wants 2: has 2 of 4",
 			"1.002s: keeps 2, wants 3: has 3 of 4",
 			"4.302s: keeps 3, wants 3: has 3 of 4",
-			"8.304s: keeps 0, wants 0: has 0 of 4",
+			"7.602s: keeps 1, wants 1: has 1 of 4", // Some have been used since.
+			"10.902s: keeps 0, wants 0: has 0 of 4",
 		}, p.told(0))
 		require.Equal(t, []time.Duration{4 * ms, 1004 * ms, 1006 * ms}, p.lefts(0), "a round trip for the seat, and one for the first slot")
 		st := p.Stats().Bucket
@@ -284,10 +289,11 @@ func TestSeatsAreRenewedWhileTheyAreUsed(t *testing.T) {
 		require.Equal(t, 4, st.SeatsTarget)
 
 		p.come(1, ms) // It is as new.
-		f.at(time.Hour + 5*time.Second)
+		f.at(time.Hour + 10*time.Second)
 		require.Equal(t, []string{
 			"1h0m0s: keeps 0, wants 1: has 1 of 4",
-			"1h0m3.305s: keeps 0, wants 0: has 0 of 4",
+			"1h0m3.3s: keeps 1, wants 1: has 1 of 4",
+			"1h0m6.6s: keeps 0, wants 0: has 0 of 4",
 		}, p.told(time.Hour))
 	})
 }
@@ -367,7 +373,8 @@ func TestWhoWaitsAsksEachSecond(t *testing.T) {
 			"6.602s: keeps 2, wants 2: has 2 of 1",
 			"9.902s: keeps 2, wants 2: has 2 of 1",
 			"11.004s: keeps 1, wants 1: has 1 of 1", // Its turn is over, so the first call that ends gives up its seat,
-			"14.306s: keeps 0, wants 0: has 0 of 2", // and the other one is idle.
+			"14.304s: keeps 1, wants 1: has 1 of 2", // and the other one is idle.
+			"17.604s: keeps 0, wants 0: has 0 of 2",
 		}, a.told(0))
 		require.Equal(t, []string{
 			"5s: keeps 0, wants 1: has 0 of 2",
@@ -398,5 +405,172 @@ func TestFewerSeatsThanProcessesTakeTurns(t *testing.T) {
 				stop()
 			}
 		})
+	}
+}
+
+// gaps returns the times in which a process had no seats whose lease lasted: from the end of each lease to the answer after
+// it.
+func (l *seatLink) gaps() (all [][2]time.Duration) {
+	ends := time.Duration(0)
+	for _, q := range l.seatings(0) {
+		if q.err != nil || q.seen < 0 || q.got.Held == 0 {
+			continue
+		}
+		if q.seen >= ends {
+			all = append(all, [2]time.Duration{ends, q.seen})
+		}
+		ends = q.sent + shared.SeatLease
+	}
+	return append(all, [2]time.Duration{ends, 1 << 62})
+}
+
+// cutOff reports whether no question of a process was answered that it asked from a time to another: if the state is lost then,
+// nobody knows of its seats.
+func (l *seatLink) cutOff(from, to time.Duration) bool {
+	return !slices.ContainsFunc(l.seatings(from), func(q seatQuestion) bool { return q.err == nil && q.sent < to })
+}
+
+// counted returns the calls that were in flight by seats whose lease lasted, each until it ended or its lease did; and what
+// is wrong with the calls of the process, "" if nothing is.
+func (p *seatProcess) counted() (all []seatCall, problem string) {
+	gaps := p.gaps()
+	history := p.history()
+	for i, c := range history {
+		if c.left < 0 {
+			continue
+		}
+		if c.ended < 0 {
+			c.ended = 1 << 61
+		}
+		for _, gap := range gaps {
+			switch {
+			case gap[0] <= c.left && c.left < gap[1]:
+				return nil, fmt.Sprintf("a call left at %v, and from %v until %v no lease lasted", c.left, gap[0], gap[1])
+			case c.left < gap[0]:
+				c.ended = min(c.ended, gap[0])
+			}
+		}
+		for _, lost := range p.fleet.lost {
+			if from := lost + shared.SeatGuard; p.cutOff(lost, from) && c.left < from+shared.SeatLease {
+				c.ended = min(c.ended, max(from, c.left))
+			}
+		}
+		for _, before := range history[:i] {
+			if before.came < c.came && before.left > c.left {
+				return nil, fmt.Sprintf("a call that came at %v left at %v, before one that came at %v and left at %v", c.came, c.left, before.came, before.left)
+			}
+		}
+		all = append(all, c)
+	}
+	return all, ""
+}
+
+// complaint returns what is wrong with the calls of all processes; "" if nothing is.
+func (f *seatFleet) complaint() string {
+	type change struct {
+		at time.Duration
+		by int
+	}
+	var changes []change
+	for i, p := range f.all {
+		calls, problem := p.counted()
+		if problem != "" {
+			return fmt.Sprintf("process %d: %s", i, problem)
+		}
+		for _, c := range calls {
+			changes = append(changes, change{c.left, 1}, change{c.ended, -1})
+		}
+	}
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.by, b.by)) })
+	n := 0
+	for _, c := range changes {
+		if n += c.by; n > f.cap {
+			return fmt.Sprintf("%d calls are in flight at %v by seats whose lease lasts, and the cap is %d", n, c.at, f.cap)
+		}
+	}
+	return ""
+}
+
+// A seatFault is something that goes wrong, at a time of a test, with one process of several.
+var seatFaults = map[string]func(f *seatFleet, p *seatProcess, chance *rand.Rand){
+	"a partition": func(_ *seatFleet, p *seatProcess, chance *rand.Rand) {
+		p.set(func(l *seatLink) { l.cut = true })
+		time.AfterFunc(time.Duration(chance.Int64N(int64(25*time.Second))), func() { p.set(func(l *seatLink) { l.cut = false }) })
+	},
+	"Seats hangs": func(_ *seatFleet, p *seatProcess, chance *rand.Rand) {
+		p.set(func(l *seatLink) { l.hangs = true })
+		time.AfterFunc(time.Duration(chance.Int64N(int64(15*time.Second))), func() { p.set(func(l *seatLink) { l.hangs = false }) })
+	},
+	"a stop": func(_ *seatFleet, p *seatProcess, chance *rand.Rand) {
+		p.set(func(l *seatLink) { l.stops = time.Duration(chance.Int64N(int64(14 * time.Second))) })
+		time.AfterFunc(4*time.Second, func() { p.set(func(l *seatLink) { l.stops = 0 }) })
+	},
+	"a death": func(f *seatFleet, p *seatProcess, _ *rand.Rand) { p.set(func(l *seatLink) { l.cut = true }) },
+	"a flush": func(f *seatFleet, _ *seatProcess, _ *rand.Rand) {
+		f.Wipe()
+		f.lost = append(f.lost, time.Since(f.start))
+	},
+	"a restart": func(f *seatFleet, p *seatProcess, _ *rand.Rand) { _ = p.Close() },
+	"lost calls": func(f *seatFleet, _ *seatProcess, chance *rand.Rand) {
+		fault := []buckettest.Fault{buckettest.LoseRequest, buckettest.LoseReply, buckettest.FailBefore, buckettest.FailAfter}[chance.IntN(4)]
+		every := 2 + chance.IntN(10)
+		f.Fail(func(call int, _ string) buckettest.Fault {
+			if call%every == 0 {
+				return fault
+			}
+			return buckettest.NoFault
+		})
+		time.AfterFunc(10*time.Second, func() { f.Fail(nil) })
+	},
+	"slow ways": func(f *seatFleet, _ *seatProcess, chance *rand.Rand) {
+		way := time.Duration(chance.Int64N(int64(300 * ms)))
+		f.SetDelay(way, time.Duration(chance.Int64N(int64(100*ms))))
+		time.AfterFunc(5*time.Second, func() { f.SetDelay(ms, ms) })
+	},
+}
+
+// Whatever goes wrong, at random: no more calls than the cap are in flight by seats whose lease lasts, nobody leaves
+// without one, each process keeps its order, and each call has one outcome.
+func TestNoFaultGivesASeatTwice(t *testing.T) {
+	t.Parallel()
+	names := slices.Sorted(maps.Keys(seatFaults))
+	for seed := range uint64(rounds(10, 60, 2000)) {
+		chance := rand.New(rand.NewPCG(seed, 43))
+		cap, n := 1+chance.IntN(8), 2+chance.IntN(4)
+		limits := []string{quick, "20/s depth 99", "5/s burst 20 depth 9"}[chance.IntN(3)]
+		withSeats(t, cap, n, limits, func(f *seatFleet) {
+			stops := map[*seatProcess]func(){}
+			begin := func(p *seatProcess) {
+				takes := time.Duration(chance.Int64N(int64([]time.Duration{200 * ms, 2 * time.Second, 20 * time.Second}[chance.IntN(3)])))
+				stops[p] = p.saturate(1+chance.IntN(2*cap), takes)
+			}
+			for _, p := range f.all {
+				begin(p)
+			}
+			for range 6 {
+				f.at(time.Since(f.start) + time.Duration(chance.Int64N(int64(12*time.Second))))
+				name, p := names[chance.IntN(len(names))], f.all[chance.IntN(len(f.all))]
+				seatFaults[name](f, p, chance)
+				if name == "a restart" {
+					begin(f.add(limits, shared.Options{Patience: -1}))
+				}
+			}
+			f.at(time.Since(f.start) + 30*time.Second)
+			require.Empty(t, f.complaint(), "seed %d", seed)
+			for p, stop := range stops {
+				p.set(func(l *seatLink) { l.cut = false })
+				stop()
+			}
+			for _, p := range f.all {
+				st, ended := p.Stats(), uint64(0)
+				for _, c := range p.history() {
+					if ended++; c.err == nil {
+						require.GreaterOrEqual(t, c.ended, c.left)
+					}
+				}
+				require.Equal(t, ended, st.Departed+st.Refused+st.Abandoned)
+				require.Zero(t, st.InFlight)
+			}
+		}, shared.Options{Patience: -1})
 	}
 }
