@@ -487,6 +487,7 @@ func (sf *sharedFlow) stats() shared.Stats {
 	st.RTT, st.Held, st.Lateness = time.Duration(sf.RTT), sf.Leased(), time.Duration(sf.Lateness())
 	st.Ahead, st.HoldsAlone = sf.MostAhead(), sf.holding.alone
 	st.Seats, st.SeatsTarget = sf.seating.statsLocked()
+	st.InFlight = sf.all.cap
 	if sf.Counts.Leased > 0 {
 		st.Share = 1 / sf.Pace
 	}

@@ -226,7 +226,7 @@ func bucketTotals(c lease.Counts) shared.Stats {
 // backend that can't be asked, if there is one.
 func (s *sharedLevels) stats() shared.Stats {
 	st := bucketTotals(s.counts)
-	st.State = shared.StateShared
+	st.State, st.InFlight = shared.StateShared, s.cap
 	for _, b := range s.breakers {
 		if b.Open {
 			st.State, st.Err = s.stateOf(b), b.Err

@@ -69,7 +69,12 @@ type seatWish struct {
 func (s *seating) begin(sf *sharedFlow, key string) { s.sf, s.key = sf, key }
 
 // statsLocked returns the part of [shared.Stats] that is about seats.
-func (s *seating) statsLocked() (seats, target int) { return s.hasLocked(s.sf.d.clock), s.target }
+func (s *seating) statsLocked() (seats, target int) {
+	if seats = s.hasLocked(s.sf.d.clock); seats == 0 && s.on() && s.sf.fallback {
+		seats = s.usableLocked(s.sf.d.clock)
+	}
+	return seats, s.target
+}
 
 // on reports whether there is a cap of all processes.
 func (s *seating) on() bool { return s.sf.all.seater != nil }

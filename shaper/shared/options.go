@@ -125,8 +125,9 @@ type Stats struct {
 
 	Held        int64 // cost units that are leased and not used yet
 	Ahead       int64 // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared-guarantees.md
-	Seats       int   // with [Options.InFlight], how many requests may be in flight by the seats that this process has leased
+	Seats       int   // with [Options.InFlight], how many requests may be in flight by the seats that this process has leased; if it has none, by the fallback
 	SeatsTarget int   // to how many it is to come down as its calls end, as others wait; the InFlight if nobody waits
+	InFlight    int   // [Options.InFlight]; a Group has it too
 
 	RoundTrips uint64 // calls of Take, of GiveBack, and of Seats
 	Failures   uint64 // calls that failed
