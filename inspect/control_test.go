@@ -22,6 +22,8 @@ import (
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // limitsOf returns the limits that the bucket of a key has; none if it is not in use.
@@ -163,15 +165,23 @@ func TestTheLimitsThatAProgramHasGivenAKeyAreNotLost(t *testing.T) {
 // Limits with a cap can't be put back while a bucket without one is in use, or the other
 // way round. A key that has no bucket when it is changed may have one when the change ends.
 func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {
-	for _, c := range []struct{ usual, wanted, given string }{
-		{"1 per 1h burst 9 inflight 2", "1 per 2h burst 9", "1 per 2h burst 9 inflight 2"},
-		{"1 per 1h burst 9 inflight 2", "1 per 2h burst 9 inflight 3", "1 per 2h burst 9 inflight 3"},
-		{"1 per 1h burst 9", "1 per 2h burst 9 inflight 3", ""},
-		{"1 per 1h burst 9", "1 per 2h burst 9", "1 per 2h burst 9"},
+	for _, c := range []struct {
+		usual, wanted, given string
+		ofAll                int // the cap of all processes: then requests say when they end, whatever their limits
+	}{
+		{"1 per 1h burst 9 inflight 2", "1 per 2h burst 9", "1 per 2h burst 9 inflight 2", 0},
+		{"1 per 1h burst 9 inflight 2", "1 per 2h burst 9 inflight 3", "1 per 2h burst 9 inflight 3", 0},
+		{"1 per 1h burst 9", "1 per 2h burst 9 inflight 3", "", 0},
+		{"1 per 1h burst 9", "1 per 2h burst 9", "1 per 2h burst 9", 0},
+		{"1 per 1h burst 9 depth 1", "1 per 2h burst 9 depth 1 inflight 3", "1 per 2h burst 9 depth 1 inflight 3", 5},
 	} {
-		t.Run(c.usual+" to "+c.wanted, func(t *testing.T) {
+		t.Run(fmt.Sprint(c.usual, " to ", c.wanted, ", of all ", c.ofAll), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g := made.GroupBy(t, func(string) (shaper.Limits, error) { return made.Limits(t, c.usual), nil })
+				var opts []shaper.GroupOption
+				if c.ofAll > 0 {
+					opts = append(opts, shaper.WithBuckets(buckettest.NewMemory(), strings.Clone, shared.Options{InFlight: c.ofAll}))
+				}
+				g := made.GroupBy(t, func(string) (shaper.Limits, error) { return made.Limits(t, c.usual), nil }, opts...)
 				console := newConsole(t, inspect.OfGroup(g))
 				body := fmt.Sprintf(`{"source":"one","key":"k","limits":%q,"for":"10s"}`, c.wanted)
 				if c.given == "" {

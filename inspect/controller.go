@@ -85,7 +85,7 @@ func (c *controller) setLimits(want command) (change, error) {
 		return change{}, &failure{Status: http.StatusConflict, Message: "the limits of this bucket can't be had: " + err.Error()}
 	case l.InFlight == 0:
 		l.InFlight = now.InFlight // A cap can't be taken away while requests are in flight.
-	case now.InFlight == 0:
+	case now.InFlight == 0 && !want.of.source.capsAll():
 		// The same holds for a bucket that is not in use now: it may be when the change ends.
 		return change{}, &failure{http.StatusBadRequest, "limits", want.text,
 			fmt.Sprintf("Limits.InFlight is 0 and can't become %d for a time: without a cap requests don't say when they end", l.InFlight)}

@@ -231,18 +231,20 @@ type bucket struct {
 
 // A sharedView is the state of a shared bucket in the form of the API.
 type sharedView struct {
-	State      string   `json:"state"` // shared, down, local or open
-	Error      *string  `json:"error"`
-	RTTS       float64  `json:"rtt_s"`
-	Share      *float64 `json:"share"`
-	LatenessS  float64  `json:"lateness_s"`
-	Held       int64    `json:"held"`
-	Ahead      int64    `json:"ahead"`
-	RoundTrips uint64   `json:"round_trips"`
-	Failures   uint64   `json:"failures"`
-	Leased     uint64   `json:"leased"`
-	Dropped    uint64   `json:"dropped"`
-	GivenBack  uint64   `json:"given_back"`
+	State       string   `json:"state"` // shared, down, local or open
+	Error       *string  `json:"error"`
+	RTTS        float64  `json:"rtt_s"`
+	Share       *float64 `json:"share"`
+	LatenessS   float64  `json:"lateness_s"`
+	Held        int64    `json:"held"`
+	Ahead       int64    `json:"ahead"`
+	InFlightMax int      `json:"in_flight_max"`
+	Seats       int      `json:"seats"`
+	RoundTrips  uint64   `json:"round_trips"`
+	Failures    uint64   `json:"failures"`
+	Leased      uint64   `json:"leased"`
+	Dropped     uint64   `json:"dropped"`
+	GivenBack   uint64   `json:"given_back"`
 }
 
 func newSharedView(st *shared.Stats) *sharedView {
@@ -250,6 +252,7 @@ func newSharedView(st *shared.Stats) *sharedView {
 		return nil
 	}
 	v := &sharedView{State: string(st.State), RTTS: st.RTT.Seconds(), LatenessS: st.Lateness.Seconds(), Held: st.Held, Ahead: st.Ahead,
+		InFlightMax: st.InFlight, Seats: st.Seats,
 		RoundTrips: st.RoundTrips, Failures: st.Failures, Leased: st.Leased, Dropped: st.Dropped, GivenBack: st.GivenBack}
 	if st.Err != nil {
 		text := strings.ToValidUTF8(st.Err.Error(), "\uFFFD")

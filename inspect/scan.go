@@ -38,6 +38,13 @@ type watched struct {
 	scanning chan struct{} // closed when the scan that runs has ended; nil if none runs
 }
 
+// capsAll reports whether all processes together have a cap on requests in flight: then all requests of the source say
+// when they end.
+func (w *watched) capsAll() bool {
+	shared := w.source.read().shared
+	return shared != nil && shared.InFlight > 0
+}
+
 // A snapshot is the result of a scan. Its rows do not change until it is released.
 type snapshot struct {
 	of      *watched

@@ -405,6 +405,51 @@ func TestAnOutageIsNotTakenForAClosedBucket(t *testing.T) {
 	})
 }
 
+// A line whose seats other processes have would seem to hang: how many this process has of all is shown, also while the
+// Bucket can't be asked, of one line and of a key, and by a source whether there is such a cap.
+func TestSeatsOfAllProcessesAreShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := buckettest.NewMemory()
+		cap := shared.Options{InFlight: 6, Fallback: shared.FallbackLocal(3)}
+		s := made.Shaper(t, "100/s depth 9", shaper.WithBucket(server, "k", cap))
+		g := made.Group[string](t, "100/s depth 9", shaper.WithBuckets(server, strings.Clone, cap))
+		c := newConsole(t, inspect.Of(s))
+		c.Add("many", inspect.OfGroup(g))
+		requireShown := func(state string, seats int) {
+			t.Helper()
+			time.Sleep(1100 * time.Millisecond) // A list may be a second old.
+			l := listOf(t, c, "")
+			require.Len(t, l.Buckets, 2)
+			for _, b := range l.Buckets {
+				require.Equal(t, state, b.Shared.State)
+				require.Equal(t, 6, b.Shared.InFlightMax)
+				require.Equal(t, seats, b.Shared.Seats)
+				require.Zero(t, b.InFlightMax, "its own limits have no cap")
+			}
+			for _, source := range l.Sources {
+				require.Equal(t, 6, source.Shared.InFlightMax)
+			}
+		}
+		for range 3 {
+			for _, acquire := range []func() (func(), error){
+				func() (func(), error) { return s.Acquire(t.Context(), 1) },
+				func() (func(), error) { return g.Acquire(t.Context(), "a", 1) },
+			} {
+				release, err := acquire()
+				require.NoError(t, err)
+				defer release()
+			}
+		}
+		requireShown("shared", 3)
+		server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
+		time.Sleep(9 * time.Second)
+		requireShown("local", 2)
+		server.Fail(nil)
+		time.Sleep(5 * time.Second)
+		requireShown("shared", 3)
+	})
+}
+
 // What is leased and not used yet can't be used by others: it is shown.
 func TestWhatIsHeldOfASharedBucketIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

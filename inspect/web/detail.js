@@ -4,6 +4,7 @@
 import { byId, fill, make, nameOf, setText } from "./dom.js";
 import { clock, count, duration, idle, number, percent, rate, several } from "./format.js";
 import { get } from "./api.js";
+import { capWords, noPlace } from "./story.js";
 import { toPath } from "./url.js";
 
 const every = 1900; // ms at least between two readings; they are made once a second or less
@@ -139,15 +140,10 @@ function sharedText({ state, error, held }) {
   return [states[state] ?? state, error ? `The latest failure: ${error}.` : "", held > 0 ? `Leased and not used yet: ${several(held, "cost unit")}.` : ""].filter(Boolean).join(" ");
 }
 
-/** Whether nobody can tell when the line moves: that is when a request in flight ends. A dry run leaves that out. */
-function noPlace(bucket) {
-  return !bucket.dry_run && bucket.in_flight_max > 0 && bucket.in_flight >= bucket.in_flight_max;
-}
-
 function summary(bucket, next, line) {
   if (bucket.dry_run) return line.waiting === 0 ? "Nobody would wait." : `At ${clock(line.at)}, ${count(line.waiting)} would wait.`;
   if (line.waiting === 0) return "Nobody waits.";
-  if (noPlace(bucket)) return `At ${clock(line.at)}, ${count(line.waiting)} ${line.waiting === 1 ? "waits" : "wait"}; the next leaves when one in flight ends.`;
+  if (noPlace(bucket)) return `At ${clock(line.at)}, ${count(line.waiting)} ${line.waiting === 1 ? "waits" : "wait"}; the next leaves when ${bucket.in_flight > 0 ? "one in flight ends" : "this process gets a seat"}.`;
   const soon = next ? (Date.parse(next) - Date.parse(line.at)) / 1000 : null;
   const leaves = soon == null ? "" : soon <= 0 ? "; the next leaves now" : `; the next leaves in ${duration(soon)}`;
   return `At ${clock(line.at)}, ${count(line.waiting)} ${line.waiting === 1 ? "waits" : "wait"}${leaves}.`;
@@ -178,17 +174,14 @@ function counts(list, bucket) {
     ["– line full", count(bucket.queue_full), bucket.queue_full], ["– too late", count(bucket.too_late), bucket.too_late],
     ["– cost above burst", count(bucket.too_costly), bucket.too_costly], ["– closed", count(bucket.closed), bucket.closed],
     ["– shared bucket unavailable", count(bucket.unavailable), bucket.unavailable],
-    ["gave up", count(bucket.abandoned), true], ["in flight", inFlight(bucket), bucket.in_flight_max],
+    ["gave up", count(bucket.abandoned), true], ["in flight", `${count(bucket.in_flight)} of ${capWords(bucket)}`, capWords(bucket)],
+    ["– seats of this process", count(bucket.shared?.seats), bucket.shared?.in_flight_max],
     ["reserved, not settled", count(bucket.reserved), bucket.reserved || bucket.given_back || bucket.charged || bucket.forfeited],
     ["– given back", count(bucket.given_back), bucket.given_back], ["– charged", count(bucket.charged), bucket.charged],
     ["– drained before it was settled", count(bucket.forfeited), bucket.forfeited],
     ["mean wait", mean, true], ["since the last call", idle(bucket.idle_s), true],
   ].filter(([, , shown]) => shown);
   fill(list, all.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]));
-}
-
-function inFlight(bucket) {
-  return `${count(bucket.in_flight)} of ${count(bucket.in_flight_max)}`;
 }
 
 /** Fills the body of a table with the first rows of all that there are. */

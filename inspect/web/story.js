@@ -40,10 +40,7 @@ export function story(point, bucket, isBucket, closed) {
   }
   const full = point.refusals > 0 && point.depth != null && point.waiting >= point.depth * 0.9;
   const fullLine = `The line is full: who comes now ${would ? "would be" : "is"} refused.`;
-  if (noPlace(point, bucket)) {
-    const taken = bucket.in_flight_max === 1 ? "The place in flight is taken" : `All ${count(bucket.in_flight_max)} places in flight are taken`;
-    return `${taken}: the next request leaves when one in flight ends.${full ? ` ${fullLine}` : ""}`;
-  }
+  if (noPlace(bucket, point.in_flight)) return `${taken(bucket)}.${full ? ` ${fullLine}` : ""}`;
   if (full) return `${fullLine} The others ${leave} in turn${pace}.`;
   if (weighed) {
     const last = slowest(bucket.lines, drains);
@@ -87,7 +84,27 @@ function withoutRate(point, bucket) {
   return `${cap}: ${count(point.waiting)} ${point.waiting === 1 ? "waits" : "wait"} for a place, and the next leaves when one in flight ends.`;
 }
 
-/** Whether requests wait for a place in flight, and not for their turn. A dry run leaves the cap out. */
-function noPlace(point, bucket) {
-  return !point.dry_run && bucket?.in_flight_max > 0 && point.in_flight >= bucket.in_flight_max;
+/** How many requests of a bucket may be in flight in this process just now: by its own cap, and by its seats of the cap of all processes. */
+function places({ in_flight_max: own, shared }) {
+  return Math.min(own || Infinity, shared?.in_flight_max ? shared.seats : Infinity);
+}
+
+/** Whether requests of a bucket wait for a place in flight, and not for their turn. A dry run leaves the cap out. */
+export function noPlace(bucket, inFlight = bucket?.in_flight) {
+  return bucket != null && !bucket.dry_run && inFlight >= places(bucket);
+}
+
+/** Which cap has no place in flight left, and when the next request leaves. */
+function taken(bucket) {
+  const most = places(bucket);
+  const { in_flight_max: ofAll, seats } = bucket.shared ?? {};
+  if (!ofAll || most < seats) return `${most === 1 ? "The place in flight is taken" : `All ${count(most)} places in flight are taken`}: the next request leaves when one in flight ends`;
+  if (most === 0) return `This process has none of the ${several(ofAll, "seat")} of all processes: the next request leaves when it gets one`;
+  return `${most === 1 ? "The seat of this process is taken" : `All ${count(most)} seats of this process are taken`}, of ${count(ofAll)} of all: the next request leaves when one in flight ends, or another process gives a seat back`;
+}
+
+/** The most that may be in flight of a bucket: "20", or "20, of all" if all processes together have that cap; "" if any number may be. */
+export function capWords({ in_flight_max: own, shared }, write = count) {
+  const ofAll = shared?.in_flight_max;
+  return ofAll && !(own && own <= ofAll) ? `${write(ofAll)}, of all` : own ? write(own) : "";
 }

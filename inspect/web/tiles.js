@@ -3,6 +3,7 @@
 import { byId, part, setAttribute, setText } from "./dom.js";
 import { number, percent, rate } from "./format.js";
 import { spans } from "./history.js";
+import { capWords } from "./story.js";
 
 const briefly = ["arrivals", "departures", "refusals", "abandoned"]; // with rates over less than a second
 const width = 100;
@@ -73,7 +74,7 @@ function note(tile, point, bucket, whole, history) {
       return whole ? "each has its own" : bucket?.quota ? highest(bucket.quota) : bucket ? `of a burst of ${number(bucket.burst)}` : "";
     default:
       if (whole) return point.in_flight == null ? "not counted" : "where there is a cap";
-      return !bucket ? "" : withoutCap(bucket) ? "no cap" : `of at most ${number(bucket.in_flight_max)}`;
+      return !bucket ? "" : withoutCap(bucket) ? "no cap" : `of at most ${capWords(bucket, number)}`;
   }
 }
 
@@ -86,7 +87,7 @@ function highest({ parts }) {
 
 /** Whether a bucket lets any number of requests be in flight, which are not counted then. */
 function withoutCap(bucket) {
-  return bucket != null && !bucket.in_flight_max;
+  return bucket != null && !capWords(bucket);
 }
 
 function share(x, burst, drainRate) {

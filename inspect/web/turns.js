@@ -4,6 +4,7 @@
 
 import { byId, fill, make, nameOf, setAttribute, setText, svg } from "./dom.js";
 import { count, duration, number, percent, several } from "./format.js";
+import { noPlace } from "./story.js";
 import { fromServer } from "./url.js";
 
 const colored = 8;
@@ -95,7 +96,7 @@ export class Turns {
 
   leaves(row) {
     if (row.waiting === 0) return "–";
-    if (this.bucket?.in_flight_max > 0 && this.bucket.in_flight >= this.bucket.in_flight_max) return "when one ends";
+    if (noPlace(this.bucket)) return this.bucket.in_flight > 0 ? "when one ends" : "with a seat";
     if (row.leaves_in_s == null) return "later";
     return row.leaves_in_s <= 0 ? "now" : `in ${duration(row.leaves_in_s)}`;
   }

@@ -218,6 +218,39 @@ func TestTheLineOfASharedBucketDrainsAtItsShare(t *testing.T) {
 	})
 }
 
+// Of a cap of all processes the page shows how many seats this process has: without, a line whose seats other processes have
+// would seem to hang.
+func TestSeatsOfAllProcessesAreShown(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	server, cap := buckettest.NewMemory(), shared.Options{InFlight: 2}
+	other := made.Shaper(t, "1000/s depth 9", shaper.WithBucket(server, "k", cap))
+	var releases []func()
+	for range 2 {
+		release, err := other.Acquire(t.Context(), 1)
+		require.NoError(t, err)
+		releases = append(releases, release)
+	}
+	u := s.shaper("upstream", "1000/s depth 9", shaper.WithBucket(server, "k", cap))
+	for range 3 {
+		s.requests.Go(func() {
+			_ = u.Do(s.ctx, 1, func(ctx context.Context) error { <-ctx.Done(); return nil })
+		})
+	}
+	p := s.openPage(t, linkTo("source", "upstream"))
+	p.shows("the story", "#story", "This process has none of the 2 seats of all processes: the next request leaves when it gets one.")
+	p.shows("the cap", "#tiles [data-tile=in_flight]", "of at most 2, of all")
+	p.shows("the counts", "#counts", "in flight\n0 of 2, of all\n– seats of this process\n0\n")
+	p.shows("the line", "#line-summary", "3 wait; the next leaves when this process gets a seat.")
+	p.readableByAll("no seats")
+	for _, release := range releases {
+		release()
+	}
+	p.shows("the story", "#story", "All 2 seats of this process are taken, of 2 of all: the next request leaves when one in flight ends, or another process gives a seat back.")
+	p.shows("the counts", "#counts", "in flight\n2 of 2, of all\n– seats of this process\n2\n")
+	p.shows("the line", "#line-summary", "1 waits; the next leaves when one in flight ends.")
+}
+
 // While the excess of reservations drains before it is settled, the page says that the burst is too small;
 // and not once that has ended.
 func TestABurstThatIsTooSmallForWhatIsInFlightIsShown(t *testing.T) {
