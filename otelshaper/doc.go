@@ -26,7 +26,7 @@
 //
 // Of request_lease.duration there is no counterpart, as a shaper does not tell how long a
 // request was in flight; http.server.request.duration usually says it. There are leases only for a
-// Shaper with a cap ([shaper.Limits].InFlight).
+// Shaper with a cap ([shaper.Limits].InFlight, or [shared.Options].InFlight).
 //
 // The results are "acquired" (it left), "request_canceled" (its context ended), and the reasons
 // of refusals: "queue_full", "too_late", "too_costly", "closed", "unavailable".
@@ -63,6 +63,8 @@
 //	                                                        shaper.bucket.state: shared, down, local, open
 //	shaper.bucket.round_trips  counter          {call}      shared buckets
 //	shaper.bucket.failures     counter          {call}      shared buckets
+//	shaper.bucket.seats        up-down counter  {seat}      a Shaper: its seats of a cap of all processes
+//	shaper.bucket.limit_seats  up-down counter  {seat}      a Shaper: that cap
 //
 // No metric has a key as an attribute.
 //

@@ -83,7 +83,7 @@ var families = []family{
 		}),
 	upDownCounter("shaper.active_request_leases", "{request}", "Requests that have left and not ended, if there is a cap on them.",
 		func(r *reading, emit emit) {
-			if r.Limits.InFlight > 0 {
+			if r.Limits.InFlight > 0 || r.Bucket.InFlight > 0 {
 				emit(int64(r.InFlight))
 			}
 		}),
@@ -115,6 +115,10 @@ var families = []family{
 		ofBuckets(func(b shared.Stats, emit emit) { emit(int64(b.RoundTrips)) })),
 	counter("shaper.bucket.failures", "{call}", "Calls of the server that has the shared bucket which failed.",
 		ofBuckets(func(b shared.Stats, emit emit) { emit(int64(b.Failures)) })),
+	upDownCounter("shaper.bucket.seats", "{seat}", "Seats that this process has of the cap of all processes that share the bucket; absent without such a cap.",
+		ofSeats(func(b shared.Stats) int { return b.Seats })),
+	upDownCounter("shaper.bucket.limit_seats", "{seat}", "How many requests of all processes that share the bucket may be in flight; absent without such a cap.",
+		ofSeats(func(b shared.Stats) int { return b.InFlight })),
 
 	upDownCounter("shaper.meter.reserved_units", "{unit}", "Cost units that are reserved at a meter and not settled.",
 		ofMeters(func(m *shaper.MeterStats) int64 { return int64(m.Reserved) })),
@@ -214,6 +218,15 @@ func ofBuckets(sample func(shared.Stats, emit)) sample {
 	return func(r *reading, emit emit) {
 		if r.Bucket.State != "" {
 			sample(r.Bucket, emit)
+		}
+	}
+}
+
+// ofSeats returns a sample for Shapers whose [shared.Bucket] caps the requests in flight of all processes.
+func ofSeats(value func(shared.Stats) int) sample {
+	return func(r *reading, emit emit) {
+		if r.group == nil && r.Bucket.InFlight > 0 {
+			emit(int64(value(r.Bucket)))
 		}
 	}
 }

@@ -222,6 +222,31 @@ func TestObserveTellsOfASharedBucket(t *testing.T) {
 	})
 }
 
+// How many seats this process has of a cap of all processes.
+func TestObserveTellsOfSeatsOfAllProcesses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		s := made.Shaper(t, "100/s depth 9", shaper.WithBucket(buckettest.NewMemory(), "api", shared.Options{InFlight: 3}))
+		observe(t, b, "api", otelshaper.Of(s))
+		requireTold := func(seats int) {
+			t.Helper()
+			values := b.values(t)
+			require.EqualValues(t, 3, values["shaper.bucket.limit_seats{api}"])
+			for _, name := range []string{"shaper.bucket.seats{api}", "shaper.active_request_leases{api}"} {
+				require.Contains(t, values, name)
+				require.EqualValues(t, seats, values[name], name)
+			}
+		}
+		requireTold(0)
+		for n := range 2 {
+			release, err := s.Acquire(t.Context(), 1)
+			require.NoError(t, err)
+			defer release()
+			requireTold(n + 1)
+		}
+	})
+}
+
 // doc.go lists each metric once.
 func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -230,6 +255,7 @@ func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
 		a, err := adapt.New(s, adapt.Config{Start: 1})
 		require.NoError(t, err)
 		observe(t, b, "api", otelshaper.OfAdaptive(s, a))
+		observe(t, b, "workers", otelshaper.Of(made.Shaper(t, "1/s", shaper.WithBucket(buckettest.NewMemory(), "w", shared.Options{InFlight: 2}))))
 		observe(t, b, "clients", otelshaper.OfGroup(made.Group[string](t, "1/s", shaper.WithBuckets(buckettest.NewMemory(), strings.Clone, shared.Options{}))))
 		for range 2 {
 			_, err := s.Acquire(t.Context(), 1)

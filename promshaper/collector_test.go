@@ -182,6 +182,37 @@ func TestARateThatAdaptsIsTold(t *testing.T) {
 	})
 }
 
+// How many seats this process has of a cap of all processes. Without such a cap there is no number.
+func TestSeatsOfAllProcessesAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := buckettest.NewMemory()
+		s := made.Shaper(t, "100/s depth 9", shaper.WithBucket(memory, "api", shared.Options{InFlight: 3}))
+		r := of(t, "api", promshaper.Of(s))
+		requireTold := func(seats, inFlight float64) {
+			t.Helper()
+			metrics := gather(t, r)
+			for name, want := range map[string]float64{"bucket_limit_seats{api}": 3, "bucket_seats{api}": seats, "in_flight_requests{api}": inFlight} {
+				require.Contains(t, metrics, "shaper_"+name)
+				require.EqualValues(t, want, value(metrics["shaper_"+name]), name)
+			}
+			require.NotContains(t, metrics, "shaper_limit_in_flight_requests{api}", "its own limits have no cap")
+		}
+		requireTold(0, 0)
+		for n := range 2 {
+			release, err := s.Acquire(t.Context(), 1)
+			require.NoError(t, err)
+			defer release()
+			requireTold(float64(n+1), float64(n+1))
+		}
+		require.Positive(t, value(gather(t, r)["shaper_bucket_round_trips_total{api}"]))
+		uncapped := gather(t, of(t, "api", promshaper.Of(made.Shaper(t, "100/s", shaper.WithBucket(memory, "b", shared.Options{})))))
+		require.Contains(t, uncapped, "shaper_bucket_held_units{api}")
+		for _, name := range []string{"bucket_limit_seats", "bucket_seats", "in_flight_requests"} {
+			require.NotContains(t, uncapped, "shaper_"+name+"{api}")
+		}
+	})
+}
+
 // However many keys have requests in line, they are one number.
 func TestKeysInLineAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -79,7 +79,7 @@
 //	shaper_overflowed_calls_total   for whose key there was no bucket left
 //	shaper_limit_errors_total       no limits could be had for a key
 //
-// Of those whose level is in a [shared.Bucket]; the last five of a Shaper alone:
+// Of those whose level is in a [shared.Bucket]; the last seven of a Shaper alone:
 //
 //	shaper_bucket_state{state}      1 for one of shared, down, local, open
 //	shaper_bucket_round_trips_total
@@ -91,6 +91,8 @@
 //	shaper_bucket_ahead_units
 //	shaper_bucket_round_trip_seconds
 //	shaper_bucket_share_ratio
+//	shaper_bucket_seats             that this process has, if all processes have a cap
+//	shaper_bucket_limit_seats       shared.Options.InFlight, if it is set
 //	shaper_bucket_lateness_seconds
 //
 // A level in a [shared.Bucket] leaks on the clock of the Bucket's server, so there

@@ -76,7 +76,7 @@ var families = []family{
 		ofShapers(func(r *reading, emit emit) { emit(r.Level) })),
 	gauge("in_flight_requests", "Requests that have left and not ended; absent without a cap.",
 		ofShapers(func(r *reading, emit emit) {
-			if r.Limits.InFlight > 0 {
+			if r.Limits.InFlight > 0 || r.Bucket.InFlight > 0 {
 				emit(float64(r.InFlight))
 			}
 		})),
@@ -175,6 +175,10 @@ var families = []family{
 				emit(r.Bucket.Share)
 			}
 		}))),
+	gauge("bucket_seats", "Seats that this process has of the cap of all processes that share the bucket; absent without such a cap.",
+		ofShapers(ofSeats(func(b *shared.Stats) int { return b.Seats }))),
+	gauge("bucket_limit_seats", "Limit: how many requests of all processes that share the bucket may be in flight; absent without such a cap.",
+		ofShapers(ofSeats(func(b *shared.Stats) int { return b.InFlight }))),
 	gauge("bucket_lateness_seconds", "For how long after its instant a slot of the shared bucket may be used.",
 		ofShapers(ofBuckets(func(r *reading, emit emit) { emit(r.Bucket.Lateness.Seconds()) }))),
 }
@@ -222,6 +226,15 @@ func ofBuckets(sample func(*reading, emit)) func(*reading, emit) {
 			sample(r, emit)
 		}
 	}
+}
+
+// ofSeats returns a sample for sources whose [shared.Bucket] caps the requests in flight of all processes.
+func ofSeats(value func(*shared.Stats) int) func(*reading, emit) {
+	return ofBuckets(func(r *reading, emit emit) {
+		if r.Bucket.InFlight > 0 {
+			emit(float64(value(&r.Bucket)))
+		}
+	})
 }
 
 // until returns the time from the reading to an instant, or 0 if that has passed or is zero.
