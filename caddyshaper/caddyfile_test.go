@@ -166,8 +166,8 @@ func TestMistakesInJSONAreTold(t *testing.T) {
 		{"fair", `{"by":["host"],"weights":{"a":1.5}}`, `weights`},
 		{"fair", `{"by":["host"],"weight":{"a":1}}`, `unknown field "weight"`},
 		{"fair", `{"by":["header:"]}`, `fair: "header:", must have the name of a header field`},
-		{"shared_inflight", `-1`, `shared_inflight: -1, must be at least 1, or 0 for any number`},
-		{"site_shared_inflight", `-2`, `site_shared_inflight: -2, must be at least 1, or 0 for any number`},
+		{"shared_inflight", `-1`, `shared_inflight: -1, must be from 1 to 2147483647, or 0 for any number`},
+		{"site_shared_inflight", `2147483648`, `site_shared_inflight: 2147483648, must be from 1 to 2147483647, or 0 for any number`},
 		{"team_inflight", `3`, `team_inflight: it is for a quota, and there is none`},
 	} {
 		config, err := adapt(s.caddyfile("shape {\n limits 5/s\n store redis://127.0.0.1:1\n}" + proxied))

@@ -402,6 +402,21 @@ func (l *limiters) waiting() int {
 	return n
 }
 
+// seated reports whether a request is in flight that has a seat of a cap of all processes.
+func (l *limiters) seated() bool {
+	if l.key.fixed.levels.InFlight == 0 && l.key.fixed.siteInFlight == 0 {
+		return false
+	}
+	if l.live != nil {
+		for _, st := range l.live.All() {
+			if st.InFlight > 0 {
+				return true
+			}
+		}
+	}
+	return slices.ContainsFunc(l.ownLines(), func(line *shaper.Shaper) bool { return line.Stats().InFlight > 0 })
+}
+
 // close refuses all requests that wait, and all that come.
 func (l *limiters) close() {
 	if l.live != nil {
@@ -420,8 +435,8 @@ var (
 	// be on its way to them, and the next configuration may have them again.
 	lingerFor = 10 * time.Second
 
-	// longestDrain is the longest time for which they are kept while requests wait in them. Then
-	// the store can no longer be asked.
+	// longestDrain is the longest time for which they are kept while requests wait in them, or have seats. Then
+	// the store can no longer be asked, so other processes get these seats.
 	longestDrain = time.Hour
 )
 
@@ -437,12 +452,12 @@ func (l *limiters) release(grace time.Duration) {
 	go l.linger(cmp.Or(grace, longestDrain))
 }
 
-// linger ends the use of the limiters when no request waits in the lines.
+// linger ends the use of the limiters when no request waits in the lines, and none has a seat that must be renewed.
 func (l *limiters) linger(most time.Duration) {
 	begun := time.Now()
 	for {
 		time.Sleep(lingerFor)
-		if l.waiting() == 0 || time.Since(begun) >= most {
+		if l.waiting() == 0 && !l.seated() || time.Since(begun) >= most {
 			break
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -170,6 +171,14 @@ func readStore(s *Shape, set *settings) (err error) {
 		return nil
 	}
 	f := &set.fixed
+	for _, c := range []struct {
+		field string
+		cap   int
+	}{{"shared_inflight", s.SharedInFlight}, {"site_shared_inflight", s.SiteSharedInFlight}} {
+		if c.cap < 0 || c.cap > math.MaxInt32 {
+			return fmt.Errorf("%s: %d, must be from 1 to %d, or 0 for any number", c.field, c.cap, math.MaxInt32)
+		}
+	}
 	var patience time.Duration
 	if s.Patience != nil {
 		patience = time.Duration(*s.Patience)
@@ -189,10 +198,6 @@ func readStore(s *Shape, set *settings) (err error) {
 		return fmt.Errorf("cold_guard: %v, must be from 0 to 1m", time.Duration(s.ColdGuard))
 	case s.RateVersion < 0 || s.RateVersion > 1<<53:
 		return fmt.Errorf("rate_version: %d, must be from 1 to 2⁵³, or 0 for the time", s.RateVersion)
-	case s.SharedInFlight < 0:
-		return fmt.Errorf("shared_inflight: %d, must be at least 1, or 0 for any number", s.SharedInFlight)
-	case s.SiteSharedInFlight < 0:
-		return fmt.Errorf("site_shared_inflight: %d, must be at least 1, or 0 for any number", s.SiteSharedInFlight)
 	case s.SiteSharedInFlight > 0 && set.site == nil:
 		return fmt.Errorf("site_shared_inflight: %d, but there is no site; for the requests of each key say shared_inflight", s.SiteSharedInFlight)
 	case s.SharedInFlight > 0 && set.limits.Rate == rate.Inf:
