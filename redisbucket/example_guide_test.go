@@ -8,6 +8,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -94,4 +97,51 @@ func Example_withoutTheServer() {
 	// shared
 	// <nil>
 	// local
+}
+
+// The example of docs/shared.md for a cap of all processes: two processes have 30 pages each, which twenty workers render.
+func Example_workerPool() {
+	server, err := miniredis.Run() // stands for a server of Redis
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	var atWork, most, rendered atomic.Int32
+	render := func(context.Context) error {
+		now := atWork.Add(1)
+		defer atWork.Add(-1)
+		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
+		}
+		time.Sleep(20 * time.Millisecond)
+		rendered.Add(1)
+		return nil
+	}
+	process := func() {
+		client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+		defer client.Close()
+		bucket := redisbucket.New(client)
+		pool, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 5000}, shaper.WithBucket(bucket, "render-workers", shared.Options{
+			InFlight: 20, // at the upstream at a time, from all processes together
+		}))
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer pool.Close()
+		var pages sync.WaitGroup
+		for range 30 {
+			pages.Go(func() {
+				if err := pool.Do(context.Background(), 1, render); err != nil {
+					log.Print(err)
+				}
+			})
+		}
+		pages.Wait()
+	}
+	var processes sync.WaitGroup
+	for range 2 {
+		processes.Go(process)
+	}
+	processes.Wait()
+	fmt.Println(rendered.Load(), "pages, never more than 20 at a time:", most.Load() <= 20)
+	// Output: 60 pages, never more than 20 at a time: true
 }
