@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
@@ -414,6 +415,18 @@ func BenchmarkTake(b *testing.B) {
 		answer, err := bucket.Take(b.Context(), one("key", every(1)))
 		require.NoError(b, err)
 		require.True(b, answer.OK)
+	}
+}
+
+// A call for seats beside one for a level, and how much the server keeps for it.
+func BenchmarkSeats(b *testing.B) {
+	for _, processes := range []int{1, 4, 16, 64} {
+		b.Run(fmt.Sprint(processes), func(b *testing.B) {
+			bucket := newBucket(b)
+			setSeats(b, bucket.pool, bucket.name, "key", shared.SeatState{Ready: 1})
+			made.SeatsBesideTake(b, bucket, "key", processes)
+			b.ReportMetric(float64(value[int](b, bucket.pool, bucket.name, "SELECT pg_column_size(s) FROM TBL_seat AS s")), "B/key")
+		})
 	}
 }
 

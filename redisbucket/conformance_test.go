@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
@@ -68,11 +69,24 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
+// A call for seats beside one for a level, and how much the server keeps for it.
+func BenchmarkSeats(b *testing.B) {
+	for _, processes := range []int{1, 4, 16, 64} {
+		b.Run(fmt.Sprint(processes), func(b *testing.B) {
+			client := connect(b, servers.StartRedis(b).Addr)
+			d := damageable{redisbucket.New(client), client, b}
+			d.ready("key")
+			made.SeatsBesideTake(b, d, "key", processes)
+			b.ReportMetric(float64(client.MemoryUsage(b.Context(), redisbucket.SeatsName(d.Bucket, "key")).Val()), "B/key")
+		})
+	}
+}
+
 // A damageable is a Bucket whose states the suite can lose and damage.
 type damageable struct {
 	*redisbucket.Bucket
 	client redis.UniversalClient
-	t      *testing.T
+	t      testing.TB
 }
 
 func (d damageable) Corrupt(key, value string) error {

@@ -24,12 +24,12 @@
 // A [Bucket] and a [Ring] are a [shared.Seater] and a [shared.Keeper] too, each by one script that answers the same as
 // [shared.Seating.Apply] and [shared.Keeping.Apply]. For each key that has them there is a hash beside the level, whose name
 // begins with "seats:" or "keeper:" in place of the prefix, which follows: so no key of a client's can be one. It expires a day
-// after it was written. The hash of seats has some 100 bytes, and as many for each process. In a cluster it is in the slot
+// after it was written. The hash of seats takes some 130 bytes, and 80 for each process. In a cluster it is in the slot
 // of the level.
 //
-// Seats that were given by another run of the server count as lost (run_id of INFO): after a restart or a fail-over the state
-// may be an older one, in which seats are free that are in use. So new ones are given only after [shared.SeatGuard], and whoever
-// has some keeps them. Where INFO is forbidden, only a process that knows better finds an older state. A keeper is not guarded
+// After a restart or a fail-over (another run_id of INFO) the state may be an older one, in which seats are free that are in use.
+// So new ones are given only after [shared.SeatGuard], as after a loss, and whoever has some keeps them. Where INFO is forbidden,
+// only a process that knows better finds an older state. A keeper is not guarded
 // in that way: two may keep a key for the rest of a lease if the server forgets the younger one. An append-only file
 // (appendonly yes) keeps it through a crash of the server.
 //

@@ -161,10 +161,22 @@ func TestAServerThatBeginsWithAnOldCopyGivesNoSeatTwice(t *testing.T) {
 		got, err = d.Seats(t.Context(), a)
 		require.NoError(t, err)
 		require.Equal(t, 2, got.Held)
+		ready := d.seats("key").Ready
 		newcomer.Number++
-		got, err = redisbucket.SeatsAt(t.Context(), d.Bucket, newcomer, time.Now().Add(shared.SeatGuard).UnixMicro())
+		_, err = d.Seats(t.Context(), newcomer)
+		require.NoError(t, err)
+		require.Equal(t, ready, d.seats("key").Ready, "the guard has begun once")
+		newcomer.Number++
+		got, err = redisbucket.SeatsAt(t.Context(), d.Bucket, newcomer, ready)
 		require.NoError(t, err)
 		require.Equal(t, 0, got.Held, "after the guard it has")
+		a.Held, a.Want, a.Number = 1, 1, 3
+		_, err = redisbucket.SeatsAt(t.Context(), d.Bucket, a, ready)
+		require.NoError(t, err)
+		newcomer.Number++
+		got, err = redisbucket.SeatsAt(t.Context(), d.Bucket, newcomer, ready)
+		require.NoError(t, err)
+		require.Equal(t, 1, got.Held, "and there is no second guard")
 
 		k.ID = "b"
 		kept, err = d.Keep(t.Context(), k)
@@ -222,7 +234,7 @@ func TestADamagedStateOfSeatsOrOfAKeeperIsNone(t *testing.T) {
 			require.Len(t, s.Holders, 1, damage)
 		}
 		for _, fields := range []map[string]string{
-			{"b": b}, {"": "", "b": b}, {"": past, "b": b}, {"": past + "another", "b": b}, {"": "0 " + run, "b": b}, {"": "-1 " + run, "b": b},
+			{"b": b}, {"": "", "b": b}, {"": past, "b": b}, {"": "0 " + run, "b": b}, {"": "-1 " + run, "b": b},
 			{"": "99999999999999999999 " + run, "b": b}, {"": past + run + " ", "b": b}, {"": "x " + run, "b": b},
 			{"": past + run, "b": ""}, {"": past + run, "b": b + " "}, {"": past + run, "b": "x" + b}, {"": past + run, "b": b + " 1"},
 			{"": past + run, "b": b[1:]}, {"": past + run, "b": "-" + b}, {"": past + run, "b": "9999999999 1 0 1 1"}, {"": past + run, "b": "1 1 0 0 1"},

@@ -2,9 +2,7 @@
 -- numbers are doubles, as in take.lua.
 --
 -- KEYS[1] is a hash. For each process, by its ID, it has "held want since expires number". Under the empty
--- name, which no ID is, it has "ready run", where run is that of the server that has written all this. After
--- a restart or a fail-over the hash may be an older copy, in which seats that are in use are free. So one of
--- another run counts as none.
+-- name, which no ID is, it has "ready run", where run is that of the server at which the latest guard has begun.
 --
 -- ARGV[1] is the clock, or 0 for the server's: only tests have one of their own.
 local now, id = tonumber(ARGV[1]), ARGV[2]
@@ -17,14 +15,19 @@ if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local info = redis.pcall('INFO', 'server')
-local run = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or '-' -- It may be forbidden.
 
 -- A value of another type counts as none.
 local state = redis.pcall('HGETALL', KEYS[1])
 if state.err then
   if not string.find(state.err, '^WRONGTYPE') then return state end
   state = {}
+end
+
+-- run returns the name of the server's run, or '-' where INFO is forbidden.
+local function run()
+  local info = redis.pcall('INFO', 'server')
+  local _, last = string.find(type(info) == 'string' and info or '', 'run_id:', 1, true)
+  return last and string.sub(info, last + 1, last + 40) or '-'
 end
 
 -- before reports whether an ID is before another by its bytes: < would go by the server's locale.
@@ -36,37 +39,48 @@ local function before(a, b)
   return #a < #b
 end
 
--- read returns Ready, and all processes, or nil for a state that is damaged.
-local function read()
-  local ready, all = nil, {}
+local function text(h, w, s, e, n) return string.format('%.0f %.0f %.0f %.0f %.0f', h, w, s, e, n) end
+
+local ready, by, own, others, gone, changes
+local function read() -- 2., 3. It reports whether the state is one that is not damaged.
+  ready, by, own, others, gone, changes = nil, nil, {since = 0, number = 0}, {}, {}, {}
+  local match, longest = string.match, now + lease
   for i = 1, #state, 2 do
-    local name, text = state[i], state[i + 1]
+    local name, value = state[i], state[i + 1]
     if name == '' then
-      local at, by = string.match(text, '^(%d+) (%S+)$')
+      local at
+      at, by = string.match(value, '^(%d+) (%S+)$')
       ready = tonumber(at or 0)
-      if by ~= run or ready < 1 or ready > limit then return nil end
+      if ready < 1 or ready > limit then return false end
+      ready = math.min(ready, now + guard)
     else
-      local h, w, s, e, n = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
-      if not h then return nil end
-      h, w, s, e, n = tonumber(h), tonumber(w), tonumber(s), tonumber(e), tonumber(n)
-      if h > seats or w > seats or s > limit or e < 1 or e > limit or n > limit then return nil end
-      all[#all + 1] = {id = name, held = h, want = w, since = s, expires = e, number = n, text = text}
+      local h, w, s, e, n = match(value, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
+      if not h then return false end
+      h, w, s, e, n = h + 0, w + 0, s + 0, e + 0, n + 0 -- numbers, faster than by tonumber
+      if h > seats or w > seats or s > limit or e < 1 or e > limit or n > limit then return false end
+      local back = e > longest or s > now
+      if back then e, s = math.min(e, longest), math.min(s, now) end
+      if e <= now then
+        gone[#gone + 1] = name
+      elseif name == id then
+        own = {held = h, since = s, number = n}
+      else
+        others[#others + 1] = {id = name, held = h, want = w, since = s, expires = e}
+        if back then
+          changes[#changes + 1] = name
+          changes[#changes + 1] = text(h, w, s, e, n)
+        end
+      end
     end
   end
-  return ready, all
+  return ready ~= nil
 end
 
-local ready, all = read()
-local none = not ready
-if none then ready, all = now + guard, {} end -- 1.
-ready = math.min(ready, now + guard) -- 2.
-
-local own, others, gone = {since = 0, number = 0}, {}, {}
-for _, h in ipairs(all) do
-  h.expires, h.since = math.min(h.expires, now + lease), math.min(h.since, now)
-  if h.expires <= now then gone[#gone + 1] = h.id -- 3.
-  elseif h.id == id then own = h
-  else others[#others + 1] = h end
+local none = not read()
+if none then -- 1.
+  state = {}
+  read()
+  ready, by = now + guard, run()
 end
 if own.number > number then -- 4.
   redis.call('HSETNX', KEYS[1], '', '') -- Nothing, but it fails where a write would fail: at a replica.
@@ -76,70 +90,67 @@ if answered > own.number and now >= ready then ready = now + guard end -- 5.
 local since = 0 -- 6.
 if want > held then since = own.since > 0 and own.since or now end
 
-local function text(h, w, s, e, n) return string.format('%.0f %.0f %.0f %.0f %.0f', h, w, s, e, n) end
-
-local changes, wants, waiting, free, starving = {}, {want}, {}, cap - held, false
-for _, h in ipairs(others) do
-  local now_text = text(h.held, h.want, h.since, h.expires, h.number)
-  if now_text ~= h.text then
-    changes[#changes + 1] = h.id
-    changes[#changes + 1] = now_text
+local wants, waiting, free, starving = {want}, {}, cap - held, false
+for i = 1, #others do
+  local h = others[i]
+  local has, could = h.held, h.want
+  free = free - has
+  if could > has then
+    if now + lease - h.expires > fresh then -- 7.
+      could = has
+    else
+      waiting[#waiting + 1] = h
+      starving = starving or has == 0
+    end
   end
-  free = free - h.held
-  if h.want > h.held and now + lease - h.expires <= fresh then -- 7.
-    waiting[#waiting + 1] = h
-    starving = starving or h.held == 0
-    wants[#wants + 1] = h.want
-  else
-    wants[#wants + 1] = math.min(h.want, h.held)
-  end
+  wants[i + 1] = could
 end
 
--- upTo returns how many seats it takes to lift all who wait up to a level.
-local function upTo(level)
-  local sum = math.max(math.min(want, level) - held, 0)
-  for _, h in ipairs(waiting) do sum = sum + math.max(math.min(h.want, level) - h.held, 0) end
-  return sum
-end
-
--- share returns how many seats this process has when all that are free have gone, one by one, to whoever has fewest:
--- all who wait have come up to one level, and what is left then goes to those who have waited longest.
+-- share returns how many of the free seats fall to this process. Before it gets its next one, each of the others has risen
+-- to what it has then, and to one more if it comes first.
 local function share()
-  if #waiting == 0 then return math.min(want, held + free) end
-  if upTo(seats) <= free then return want end
-  local level, above = 0, seats
-  while above - level > 1 do
-    local middle = math.floor((level + above) / 2)
-    if upTo(middle) <= free then level = middle else above = middle end
+  local least, most = 0, math.min(free, want - held)
+  while least < most do
+    local got = math.floor((least + most) / 2)
+    local sum = got
+    for _, h in ipairs(waiting) do
+      local level, s = held + got, h.since
+      if s < since or (s == since and before(h.id, id)) then level = level + 1 end
+      if level > h.want then level = h.want end
+      if level > h.held then sum = sum + level - h.held end
+    end
+    if sum >= free then most = got else least = got + 1 end
   end
-  if held > level or want <= level then return math.max(held, math.min(want, level)) end
-  local left = free - upTo(level)
-  for _, h in ipairs(waiting) do
-    if h.held <= level and h.want > level and (h.since < since or (h.since == since and before(h.id, id))) then left = left - 1 end
-  end
-  return left > 0 and level + 1 or level
+  return least
 end
 
 if free > 0 and want > held and now >= ready then -- 8.
-  local got = share()
-  if got == want then since = 0 elseif got > held then since = now end
-  held = got
+  local current = run()
+  if by ~= current then
+    -- The server has begun anew since, or is another one. What it has may be an older copy, in which seats that are in
+    -- use are free; so all are to say what they hold, as after a loss.
+    ready, by = now + guard, current
+  else
+    local got = share()
+    held = held + got
+    if held == want then since = 0 elseif got > 0 then since = now end
+  end
 end
 
 local target = cap -- 9.
 if #waiting > 0 then
   table.sort(wants)
-  local left, level = cap, cap
+  local left = cap
   for i, w in ipairs(wants) do
     local n = #wants - i + 1
     if w * n >= left then
-      level = math.floor(left / n)
-      if left % n > 0 and not starving then level = level + 1 end
+      target = math.floor(left / n)
+      if left % n > 0 and not starving then target = target + 1 end
       break
     end
     left = left - w
   end
-  target = math.min(want, level)
+  target = math.min(want, target)
 end
 
 if none then redis.call('DEL', KEYS[1]) end
@@ -150,6 +161,6 @@ elseif own.held then
   gone[#gone + 1] = id
 end
 if #gone > 0 then redis.call('HDEL', KEYS[1], unpack(gone)) end
-redis.call('HSET', KEYS[1], '', string.format('%.0f ', ready) .. run, unpack(changes))
+redis.call('HSET', KEYS[1], '', string.format('%.0f ', ready) .. by, unpack(changes))
 redis.call('PEXPIRE', KEYS[1], 86400000)
 return string.format('%.0f %.0f %.0f', held, target, now)

@@ -164,3 +164,51 @@ func eachCounts(t testing.TB, mu *sync.Mutex, counts []int, when string) {
 		}
 	}
 }
+
+// SeatsBesideTake measures a step of seats, of which a key has 20, for so many processes that all wait for more than there are,
+// and now and then give one back. Each step has a Take of another key for its neighbour, so that a busy machine slows both.
+// It reports the medians and their ratio. Seats of the key must be given at once.
+func SeatsBesideTake(b *testing.B, bucket interface {
+	shared.Bucket
+	shared.Seater
+}, key string, processes int) {
+	asks := make([]shared.Seating, processes)
+	for i := range asks {
+		asks[i] = shared.Seating{Key: key, ID: fmt.Sprintf("process-%08x-%d", i*2654435761, i), Cap: 20, Want: 10}
+	}
+	take := shared.Take{Key: key + " of a level", Cost: 1, First: 1, Rate: shared.BucketRate{Version: 1, Micros: 1, Parts: 1, Burst: 1}}
+	var takes, steps []float64
+	var most, had int
+	for i := 0; b.Loop(); i++ {
+		q := &asks[i%processes]
+		q.Number++
+		if i%3 == 0 && q.Held > 0 {
+			q.Held--
+		}
+		began := time.Now()
+		if _, err := bucket.Take(b.Context(), take); err != nil {
+			b.Fatal(err)
+		}
+		between := time.Now()
+		answer, err := bucket.Seats(b.Context(), *q)
+		if err != nil {
+			b.Fatal(err)
+		}
+		takes = append(takes, float64(between.Sub(began).Microseconds()))
+		steps = append(steps, float64(time.Since(between).Microseconds()))
+		q.Held, q.Answered = answer.Held, q.Number
+		had = 0
+		for _, q := range asks {
+			had += q.Held
+		}
+		most = max(most, had)
+	}
+	if want := min(20, 10*processes); most > 20 || b.N > 200 && most < want {
+		b.Fatalf("%d seats of 20 were in use", most)
+	}
+	slices.Sort(takes)
+	slices.Sort(steps)
+	b.ReportMetric(takes[len(takes)/2], "µs/Take")
+	b.ReportMetric(steps[len(steps)/2], "µs/Seats")
+	b.ReportMetric(steps[len(steps)/2]/takes[len(takes)/2], "Takes/Seats")
+}
