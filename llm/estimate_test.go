@@ -256,3 +256,44 @@ func TestEstimatesForgetThePairThatWasUsedLongestAgo(t *testing.T) {
 	}
 	require.Equal(t, 1000, e.Estimate("0", "m", asked).Output)
 }
+
+// What has been learned goes on in another process, and what was used last has room first.
+func TestEstimatesGoOnInAnotherProcess(t *testing.T) {
+	var e llm.Estimates
+	for i := range 300 {
+		model := fmt.Sprint("model-", i%20)
+		e.Learn(fmt.Sprint("team-", i), model, llm.Usage{Input: 100}, llm.Usage{Input: 50, CacheRead: 30, Output: i + 1}, 4*i+8)
+	}
+	likely := func(e *llm.Estimates, team, model int) llm.Usage {
+		return e.Estimate(fmt.Sprint("team-", team), fmt.Sprint("model-", model), llm.Usage{Input: 1000})
+	}
+	var all, some, none llm.Estimates
+	require.NoError(t, all.Restore(e.Save(1<<20)))
+	saved := e.Save(10_000)
+	require.LessOrEqual(t, len(saved), 10_000)
+	require.Greater(t, len(saved), 9_800)
+	require.NoError(t, some.Restore(saved))
+	require.NoError(t, none.Restore(e.Save(0)))
+	for i := range 300 {
+		require.Equal(t, likely(&e, i, i%20), likely(&all, i, i%20))
+		if i >= 250 {
+			require.Equal(t, likely(&e, i, i%20), likely(&some, i, i%20))
+		}
+	}
+	require.Equal(t, llm.Usage{Input: 1000, Output: 1000}, likely(&none, 299, 19))
+	require.Equal(t, likely(&e, 1000, 19), likely(&some, 0, 19), "a pair without room is estimated by its model")
+
+	// Restored ones take the place of others, and are forgotten in the order in which they were used.
+	some.Learn("team-299", "model-19", llm.Usage{Input: 1}, llm.Usage{Input: 1, Output: 1}, 0)
+	some.Learn("own", "own", llm.Usage{Input: 1}, llm.Usage{Input: 1, Output: 5}, 0)
+	require.NoError(t, some.Restore(e.Save(1<<20)))
+	require.Equal(t, likely(&e, 299, 19), likely(&some, 299, 19))
+	require.Equal(t, 5, some.Estimate("own", "own", llm.Usage{}).Output)
+	for _, damaged := range []string{
+		``, `{`, `{}`, `{"version":2}`, `{"version":1,"pairs":[{"model":"m","sums":[-1,0,0,0,0,0]}]}`, `{"version":1,"models":[{"model":"m","sums":[1e300,0,0,0,0,0]}]}`,
+		`{"version":1,"models":[{"model":"good","sums":[9,9,9,9,9,9]}],"pairs":[{"model":"` + strings.Repeat("m", 257) + `","sums":[1,1,1,1,1,1]}]}`,
+	} {
+		require.ErrorContains(t, none.Restore([]byte(damaged)), "llm: the saved estimates ", damaged)
+	}
+	require.Equal(t, 1000, none.Estimate("a", "good", llm.Usage{}).Output, "what is damaged changes nothing")
+}

@@ -29,3 +29,13 @@ func (l *Ledger) Label(teams int) { l.follow(subject{labels: teams}) }
 func (g *Gateway) EstimateBy(f func(*http.Request) (llm.Usage, error)) {
 	g.levels.Provider.Estimate = f
 }
+
+// Learn lets a test add a call whose answer had so many tokens.
+func (l *Ledger) Learn(team, model string, output int) {
+	l.learned.Learn(team, model, llm.Usage{Input: 1}, llm.Usage{Input: 1, Output: output}, 0)
+}
+
+// Likely returns how many tokens an answer is likely to have.
+func (l *Ledger) Likely(team, model string) int {
+	return l.learned.Estimate(team, model, llm.Usage{}).Output
+}

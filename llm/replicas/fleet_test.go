@@ -433,6 +433,13 @@ func (a addr) String() string { return string(a) }
 // setRate sets a rate, whose type is x/time's.
 func setRate[R ~float64](to *R, n float64) { *to = R(n) }
 
+// lastCame returns the request that has come last to a server.
+func (f *fleet) lastCame() *http.Request {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.came[len(f.came)-1]
+}
+
 // away cuts all nodes off from the store, or ends that.
 func (f *fleet) away(isAway bool) {
 	for _, n := range f.nodes {

@@ -138,7 +138,7 @@ func TestWhoseCallItIsMustBeSigned(t *testing.T) {
 		other := f.others(k)[0]
 		time.Sleep(burst)
 		require.Equal(t, 200, (<-f.call(other.number, "a", "passed")).status)
-		signed := f.came[len(f.came)-1]
+		signed := f.lastCame()
 		require.NotEmpty(t, signed.Header.Get("X-Shaper-Replica-Signature"))
 		require.Empty(t, signed.Header.Get("Authorization"), "the token stays where the call has come in")
 		number := 0
@@ -238,6 +238,26 @@ func TestABrokenConnectionBetweenReplicas(t *testing.T) {
 		f.call(other.number, "a", "latest")
 		time.Sleep(time.Second)
 		require.Equal(t, 2, k.Left(), "those that have left long ago are forgotten")
+	})
+}
+
+// A call comes again while its first connection is still open: one of both is in line.
+func TestACallIsInLineOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 2, quota: thousand, burst: burst})
+		k := f.keeper()
+		k.line.Hold(10 * time.Second)
+		waits := f.call(f.others(k)[0].number, "a", "waits")
+		time.Sleep(time.Second)
+		signed := f.lastCame()
+		again := f.call(k.number, "", "", func(r *http.Request) {
+			r.Header, r.URL.Host = signed.Header.Clone(), addressOf(k.number)
+		})
+		time.Sleep(time.Second)
+		require.Equal(t, 1, k.line.Stats().Waiting)
+		require.Equal(t, 421, (<-again).status, "the other has taken its place, in turn")
+		require.Equal(t, 200, (<-waits).status)
+		f.once()
 	})
 }
 

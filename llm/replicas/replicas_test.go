@@ -245,6 +245,32 @@ func TestNothingLeavesAfterTheLease(t *testing.T) {
 	}
 }
 
+// A replica that was stopped answers nothing, and its connections stay. What is in line there goes to the next.
+func TestTheKeeperIsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst})
+		k := f.keeper()
+		l := k.limits
+		l.Rate = 0.1 // Nothing leaves there any more.
+		require.NoError(t, k.line.SetLimits(l))
+		var replies []<-chan reply
+		for i, n := range f.others(k) {
+			replies = append(replies, f.call(n.number, "a", fmt.Sprint(i)))
+		}
+		time.Sleep(time.Second)
+		k.Stop()
+		stopped := time.Since(f.begun)
+		for _, r := range replies {
+			got := <-r
+			require.Equal(t, 200, got.status)
+			require.LessOrEqual(t, got.at-stopped, 5*time.Second)
+		}
+		f.once()
+		synctest.Wait()
+		require.Zero(t, k.line.Stats().Waiting)
+	})
+}
+
 // While nobody can have the line, calls wait, and in the end get 503. When the store can be asked again, they leave.
 func TestTheStoreIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
