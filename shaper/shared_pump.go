@@ -66,7 +66,7 @@ func (p *pump) nextStepLocked(now int64) (s step, until int64) {
 		sf.DropAll() // They are of a rate that has been changed since.
 		return stepEnd, 0
 	}
-	if sf.breaker.Open && !sf.fallback {
+	if sf.breaker.Open && !sf.fallback && (f.hasSeat() || f.bucket.cap != grantedCap) { // Else a seat is asked for.
 		// Those in line lose patience even if it is a hold or the cap that keeps them, or if slots
 		// are leased for them, so the Bucket is asked whether it can be again.
 		if until, ok := sf.breaker.MayAsk(now); !ok {

@@ -30,6 +30,7 @@ type seating struct {
 
 	held     int   // the seats that this process has, if their lease lasts
 	target   int   // to how many it is to come down
+	overdue  int   // as many of those have been in flight when no lease lasted, so that others may have got these seats
 	asked    int64 // when it asked for those
 	number   int64 // of that question
 	short    bool  // it got fewer than it could use
@@ -96,13 +97,13 @@ func (s *seating) hasLocked(now int64) int {
 	return 0
 }
 
-// usableLocked returns how many requests may be in flight now.
+// usableLocked returns how many requests may be in flight now, for another one to leave.
 func (s *seating) usableLocked(now int64) int {
-	n := s.hasLocked(now)
+	n := max(0, s.hasLocked(now)-s.overdue)
 	switch all := s.sf.all; {
 	case n > s.target && now >= s.turnEnds:
 		n = s.target
-	case n == 0 && s.sf.fallback:
+	case s.hasLocked(now) == 0 && s.sf.fallback:
 		n = max(1, all.cap/int(all.fallback))
 	}
 	return min(n, s.limitLocked())
@@ -209,7 +210,7 @@ func (s *seating) neededInLineLocked(now int64, has int) int {
 	queue := float64(f.waiting())
 	if !b.interval.IsZero() {
 		units := float64(s.sf.Leased()) + float64(b.burst) - b.level(now) + b.interval.Units(exact.At(int64(time.Second)))
-		queue = min(queue, max(units, 0)*queue/float64(f.ahead())+1)
+		queue = min(queue, max(1, math.Floor(units*queue/float64(f.ahead()))))
 	}
 	free := float64(max(0, has-s.inUse))
 	reached := free
@@ -352,6 +353,7 @@ func (s *seating) callLocked(_ step, now int64) (call func()) {
 	if lasts {
 		q.Answered = s.number
 	}
+	s.overdue = max(0, q.Held-max(0, s.hasLocked(now)-s.overdue))
 	if s.held = q.Held; q.Held+q.Want == 0 {
 		s.number = 0
 	}
@@ -399,8 +401,8 @@ func (s *seating) answeredLocked(q shared.Seating, got shared.Seated, a answer) 
 	s.held, s.target, s.asked, s.number = got.Held, got.Target, a.sent, q.Number
 	s.short = got.Held < q.Want
 	switch {
-	case got.Held > q.Held:
-		s.turnEnds, s.guard = a.received+int64(seatTurn), 0
+	case got.Held > q.Held: // All together have no more than there are.
+		s.turnEnds, s.guard, s.overdue = a.received+int64(seatTurn), 0, 0
 	case got.Held == 0 && s.short && s.guard == 0:
 		s.guard = a.received + int64(shared.SeatGuard)
 	}

@@ -408,6 +408,294 @@ func TestFewerSeatsThanProcessesTakeTurns(t *testing.T) {
 	}
 }
 
+// While others wait a process keeps no seat that was idle in the mean since it asked last.
+func TestSeatsThatAreIdleInTheMeanGoToWhoWaits(t *testing.T) {
+	withSeats(t, 4, 2, quick, func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		a.come(4, 4*time.Second)
+		f.at(5 * time.Second)
+		stop := a.saturate(1, 500*ms) // One of its seats is in use from now on.
+		f.at(6 * time.Second)
+		b.come(3, time.Minute)
+		f.at(20 * time.Second)
+		stop()
+		require.Equal(t, []string{
+			"6.602s: keeps 4, wants 2: has 4 of 2", // It did not know of the others, and used all at a time.
+		}, a.told(6 * time.Second)[:1])
+		require.Equal(t, 1, a.Stats().Bucket.Seats)
+		require.Len(t, b.lefts(0), 3)
+		require.Less(t, b.lefts(0)[2], 11*time.Second, "free within a renewal, and polled within a second")
+	})
+}
+
+// When its turn is over, a process that has more than its target lets nobody leave until it has come down to it: a call that
+// ends gives its seat back. A seat is given back once, and is not used after it has been: also if nobody knows whether the
+// question that gave it back has arrived.
+func TestASeatThatIsGivenBackIsNotUsed(t *testing.T) {
+	for _, fault := range []buckettest.Fault{buckettest.NoFault, buckettest.LoseRequest, buckettest.LoseReply, buckettest.FailBefore, buckettest.FailAfter} {
+		withSeats(t, 4, 2, quick, func(f *seatFleet) {
+			a, b := f.all[0], f.all[1]
+			a.come(4, 8*time.Second)
+			a.come(4, 20*time.Second)
+			f.at(5 * time.Second)
+			b.come(4, 20*time.Second)
+			f.at(7900 * ms)
+			asked := false
+			f.Fail(func(_ int, op string) buckettest.Fault {
+				if asked || op != "Seats" || time.Since(f.start) < 8*time.Second {
+					return buckettest.NoFault
+				}
+				asked = true
+				return fault
+			})
+			f.at(25 * time.Second)
+			require.True(t, asked)
+			require.Empty(t, f.complaint())
+			require.Equal(t, 2, a.inFlight(), "its target")
+			require.Equal(t, 2, b.inFlight())
+			for _, left := range b.lefts(0) {
+				require.Less(t, left, 9100*ms)
+			}
+			f.at(time.Minute)
+			require.Equal(t, []int{8, 4}, []int{len(a.lefts(0)), len(b.lefts(0))})
+		})
+	}
+}
+
+// A call that ends while a question is under way that keeps its seat frees it here; and no more than the question keeps
+// are used until its answer has come.
+func TestNoMoreSeatsAreUsedThanAQuestionKeeps(t *testing.T) {
+	withSeats(t, 4, 2, quick, func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		a.come(4, time.Second)
+		f.at(2 * time.Second)
+		b.come(1, time.Minute)
+		a.come(1, time.Minute)
+		f.at(3290 * ms)
+		a.set(func(l *seatLink) { l.stops = 200 * ms })
+		f.at(3400 * ms) // It has asked, and does not know the answer.
+		a.come(5, time.Second)
+		q := a.seatings(3290 * ms)[0]
+		require.Less(t, a.inFlight(), q.asked.Held+1)
+		require.Empty(t, f.complaint())
+		f.at(20 * time.Second)
+		require.Empty(t, f.complaint())
+	})
+}
+
+// A crash frees seats after 10 s.
+func TestACrashFreesSeatsAfterTheirLease(t *testing.T) {
+	withSeats(t, 2, 2, quick, func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		a.come(2, time.Hour)
+		f.at(5 * time.Second)
+		asked := a.seatings(0)
+		a.set(func(l *seatLink) { l.cut = true })
+		b.come(2, time.Second)
+		f.at(30 * time.Second)
+		ends := asked[len(asked)-1].sent + shared.SeatLease
+		lefts := b.lefts(0)
+		require.Len(t, lefts, 2)
+		require.GreaterOrEqual(t, lefts[0], ends)
+		require.Less(t, lefts[0], ends+1100*ms)
+		require.Empty(t, f.complaint())
+		a.set(func(l *seatLink) { l.cut = false })
+		f.at(40 * time.Second)
+		require.Equal(t, 2, a.Stats().Bucket.Seats, "what is in use counts again")
+		b.come(1, time.Second)
+		f.at(50 * time.Second)
+		require.Len(t, b.lefts(0), 2)
+		require.Equal(t, 1, b.Stats().Waiting)
+	})
+}
+
+// While the store is away seats last until the lease ends, and then the fallback says how many requests may be in flight.
+// When it is back, the next answer ends that, and what is in flight beyond the seats that it gave stays counted.
+func TestAnOutageEndsTheSeatsAndBeginsTheFallback(t *testing.T) {
+	for _, c := range []struct {
+		fallback shared.Fallback
+		cap      int
+		inflight string
+		most     int
+	}{
+		{shared.FallbackClosed, 8, "", 0},
+		{shared.FallbackLocal(3), 8, "", 2},
+		{shared.FallbackLocal(30), 8, "", 1},
+		{shared.FallbackOpen, 8, "", 8},
+		{shared.FallbackOpen, 8, " inflight 5", 5},
+	} {
+		withSeats(t, c.cap, 2, quick+c.inflight, func(f *seatFleet) {
+			a, b := f.all[0], f.all[1]
+			b.come(3, 100*time.Second)
+			stop := a.saturate(20, time.Second)
+			defer stop()
+			f.at(20 * time.Second)
+			before := a.inFlight()
+			require.Equal(t, 5, before)
+			a.set(func(l *seatLink) { l.cut = true })
+			var last seatQuestion
+			for _, q := range a.seatings(0) {
+				if q.err == nil {
+					last = q
+				}
+			}
+			f.at(last.sent + shared.SeatLease - 10*ms)
+			if c.fallback != shared.FallbackClosed { // Else there are no slots.
+				require.Equal(t, before, a.inFlight(), "%+v", c)
+			}
+			f.at(last.sent + shared.SeatLease + 1100*ms)
+			require.Equal(t, c.most, a.inFlight(), "%+v", c)
+			f.at(40 * time.Second)
+			require.Equal(t, c.most, a.inFlight(), "%+v", c)
+			a.set(func(l *seatLink) { l.cut = false })
+			f.at(43 * time.Second)
+			for _, q := range a.seatings(40 * time.Second) {
+				if q.err == nil {
+					require.Equal(t, c.most, q.asked.Held, "those that are in flight")
+					break
+				}
+			}
+			f.at(46 * time.Second)
+			require.Equal(t, 5, a.inFlight(), "%+v", c)
+		}, shared.Options{Fallback: c.fallback, Patience: -1})
+	}
+}
+
+// Calls of Seats and of Take have one circuit breaker: three that fail in a row begin an outage, and an answer ends it.
+func TestFailuresOfSeatsBeginAnOutage(t *testing.T) {
+	withSeats(t, 1, 2, quick, func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		a.come(1, 30*time.Second)
+		b.set(func(l *seatLink) { l.hangs = true })
+		b.come(1, time.Second)
+		f.at(751 * ms)
+		st := b.Stats().Bucket
+		require.Equal(t, shared.StateDown, st.State)
+		require.ErrorIs(t, st.Err, context.DeadlineExceeded)
+		require.EqualValues(t, 3, st.Failures)
+		require.Equal(t, shaper.ErrUnavailable, refusal(t, b.call(context.Background(), 0)).Reason)
+		f.at(6 * time.Second)
+		require.Equal(t, shaper.ErrUnavailable, refusal(t, b.history()[0].err).Reason, "its patience has ended")
+		b.set(func(l *seatLink) { l.hangs = false })
+		b.come(1, time.Second)
+		f.at(9 * time.Second)
+		b.come(1, time.Second)
+		f.at(10 * time.Second)
+		require.Equal(t, shared.StateShared, b.Stats().Bucket.State)
+	}, shared.Options{Patience: time.Second})
+}
+
+// Close gives back what is not in use at once, and the rest as the calls end. Shutdown lets the line leave first.
+func TestCloseGivesSeatsBack(t *testing.T) {
+	withSeats(t, 4, 2, quick, func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		a.come(2, 100*ms)
+		a.come(2, 5*time.Second)
+		f.at(time.Second)
+		require.NoError(t, a.Close())
+		require.Equal(t, "1s: keeps 2, wants 2: has 2 of 4", a.told(time.Second)[0])
+		b.come(4, time.Minute)
+		f.at(4 * time.Second)
+		require.Equal(t, 2, b.inFlight())
+		f.at(8 * time.Second)
+		require.Equal(t, 4, b.inFlight())
+		require.Empty(t, f.complaint())
+	})
+	withSeats(t, 2, 2, quick, func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		a.come(6, time.Second)
+		f.at(500 * ms)
+		require.NoError(t, a.Shutdown(context.Background()))
+		require.Equal(t, 2*time.Second, time.Since(f.start).Round(100*ms))
+		f.at(4 * time.Second)
+		require.Len(t, a.lefts(0), 6)
+		b.come(2, time.Second)
+		f.at(4*time.Second + 10*ms)
+		require.Equal(t, 2, b.inFlight())
+	})
+}
+
+// With a Depth of 0 a call asks for a seat in one round trip, as it asks the level, and is refused if there is none.
+func TestACallThatMustNotWaitAsksForASeat(t *testing.T) {
+	withSeats(t, 2, 2, "10000/s burst 10000", func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		require.Equal(t, 10000, a.Stats().Free)
+		for range 2 {
+			f.wg.Go(func() { _ = a.call(context.Background(), 4*time.Second) })
+		}
+		f.at(100 * ms)
+		require.Equal(t, 2, a.inFlight())
+		for range 3 {
+			f.wg.Go(func() { _ = b.call(context.Background(), time.Second) })
+		}
+		f.at(200 * ms)
+		require.Len(t, b.seatings(0), 2, "those that come meanwhile are asked for together")
+		for _, c := range b.history() {
+			why := refusal(t, c.err)
+			require.Equal(t, shaper.ErrQueueFull, why.Reason)
+			require.GreaterOrEqual(t, why.RetryAfter, time.Second)
+		}
+		require.Equal(t, shaper.ErrQueueFull, refusal(t, a.call(context.Background(), 0)).Reason)
+		require.EqualValues(t, 1, a.Stats().QueueFull)
+
+		ctx, cancel := context.WithCancel(context.Background())
+		b.set(func(l *seatLink) { l.stops = time.Second })
+		f.wg.Go(func() { _ = b.call(ctx, time.Second) })
+		f.at(300 * ms)
+		cancel()
+		f.at(301 * ms)
+		require.ErrorIs(t, b.history()[3].err, context.Canceled, "it need not wait for the answer")
+		require.EqualValues(t, 1, b.Stats().Abandoned)
+		f.at(2 * time.Second)
+		b.set(func(l *seatLink) { l.stops = 0 })
+
+		f.at(5 * time.Second)
+		require.NoError(t, a.call(context.Background(), ms), "its seats are still its own")
+		f.at(20 * time.Second)
+		for range 3 {
+			f.wg.Go(func() { _ = b.call(context.Background(), time.Second) })
+		}
+		f.at(20100 * ms)
+		require.Equal(t, 2, b.inFlight())
+		require.EqualValues(t, 4, b.Stats().QueueFull)
+		f.at(30 * time.Second)
+		b.set(func(l *seatLink) { l.cut = true })
+		f.at(50 * time.Second)
+		require.Equal(t, shaper.ErrUnavailable, refusal(t, b.call(context.Background(), 0)).Reason)
+		require.Zero(t, b.inFlight())
+	})
+}
+
+// How many seats a process wants: those in use, the free ones that the line takes, and one for each in line that its seats
+// will not reach within a second.
+func TestWantCountsThoseWhomSeatsWillNotReach(t *testing.T) {
+	for _, c := range []struct {
+		takes  time.Duration // the calls until now, in the mean
+		limits string
+		line   int // of the process, which has one seat of all, and that is in use
+		wants  int
+	}{
+		{10 * time.Second, quick, 5, 6},
+		{100 * ms, quick, 5, 1},
+		{100 * ms, quick, 15, 1 + 5},
+		{500 * ms, quick, 15, 1 + 13},
+		{100 * ms, quick, 90, 20},                     // No more than there are.
+		{100 * ms, quick + " inflight 4", 90, 4},      // Nor than it may use.
+		{10 * time.Second, "2/s depth 99", 15, 1 + 3}, // No more can leave in this time.
+	} {
+		withSeats(t, 20, 1, quick, func(f *seatFleet) {
+			f.all[0].come(19, time.Hour)
+			f.at(time.Second)
+			p := f.add(c.limits)
+			stop := p.saturate(1+c.line, c.takes)
+			f.at(30 * time.Second)
+			stop()
+			asked := p.seatings(0)
+			require.Equal(t, c.wants, asked[len(asked)-1].asked.Want, "%+v: %v", c, p.told(0))
+		})
+	}
+}
+
 // gaps returns the times in which a process had no seats whose lease lasted: from the end of each lease to the answer after
 // it.
 func (l *seatLink) gaps() (all [][2]time.Duration) {
