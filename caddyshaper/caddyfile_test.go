@@ -88,7 +88,6 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n limits 5/s\n store redis://h\n shared_inflight -3\n}", `shared_inflight: "-3", must be a number of at least 1`},
 		{"shape {\n limits 5/s\n store redis://h\n shared_inflight many\n}", `shared_inflight: "many", must be a number of at least 1`},
 		{"shape {\n limits 5/s\n store redis://h\n site_shared_inflight 20\n}", `site_shared_inflight: 20, but there is no site; for the requests of each key say shared_inflight`},
-		{"shape {\n limits inf\n store redis://h\n shared_inflight 20\n}", `limits: "inf" stand beside shared_inflight; a key without a rate`},
 		{"shape {\n quota openai {\n requests 5\n }\n shared_inflight 20\n}", `shared_inflight: it stands beside quota; all calls of a quota have one line`},
 		{"shape {\n limits 5/s\n store redis://h\n patience -1s\n}", `patience: "-1s", must be a duration such as 5s, or 0`},
 		{"shape {\n limits 5/s\n store redis://h\n patience long\n}", `patience: "long", must be a duration such as 5s, or 0 to wait for as long as it takes, at Caddyfile:5`},

@@ -68,6 +68,7 @@ func TestACapHoldsForAllProcesses(t *testing.T) {
 	const workersOfAll = 2
 	kinds := map[string]string{
 		"/key":  "limits 1000/s depth 9\n key all\n shared_inflight 2",
+		"/inf":  "limits inf depth 9\n key all\n shared_inflight 2", // no rate, but the cap
 		"/fair": "limits 1000/s depth 9\n fair {query.user}\n shared_inflight 2",
 		"/site": "limits 1000/s burst 9\n site 1000/s depth 9\n site_shared_inflight 2",
 	}

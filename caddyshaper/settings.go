@@ -200,8 +200,6 @@ func readStore(s *Shape, set *settings) (err error) {
 		return fmt.Errorf("rate_version: %d, must be from 1 to 2⁵³, or 0 for the time", s.RateVersion)
 	case s.SiteSharedInFlight > 0 && set.site == nil:
 		return fmt.Errorf("site_shared_inflight: %d, but there is no site; for the requests of each key say shared_inflight", s.SiteSharedInFlight)
-	case s.SharedInFlight > 0 && set.limits.Rate == rate.Inf:
-		return fmt.Errorf("limits: %q stand beside shared_inflight; a key without a rate has no level in the store, and so no seats", s.Limits)
 	case s.Patience != nil && (s.Fallback == "open" || s.Fallback == "local"):
 		return fmt.Errorf("patience: %v stands beside the fallback %s, with which no request in line waits for the store; it is for the fallback closed", patience, s.Fallback)
 	case s.Instances < 0 || s.Instances > 0 && s.Fallback != "local":

@@ -31,7 +31,8 @@
 // never makes is an error that says how to write it.
 //
 // Limits are written as the text that [shaper.ParseLimits] reads, or as a mapping with
-// the fields rate, burst, depth, wait, slack and inflight. Only the rate must be there. It may be
+// the fields rate, burst, depth, wait, slack and inflight, which is each process's own (that of all
+// is shared.Options.InFlight). Only the rate must be there. It may be
 // a window ([shaper.Window]), as in {rate: 100 in 1min, burst: 20}, which takes the burst and the slack
 // beside it into account.
 // As a mapping they may have a candidate, which is limits in either form

@@ -103,6 +103,25 @@ func (i *Inspector) serveBucket(w http.ResponseWriter, r *http.Request, q query)
 	return nil
 }
 
+// inWords returns what the limits of a row mean, and the cap of all processes beside them.
+func (r *row) inWords() []string {
+	l, ofAll := r.limits.limits, 0
+	if r.rare != nil && r.rare.shared != nil {
+		ofAll = r.rare.shared.InFlight
+	}
+	if ofAll == 0 {
+		return limitwords.Of(l)
+	}
+	const together = "in all processes together"
+	if own := l.InFlight; own > 0 && own < ofAll {
+		return slices.Insert(limitwords.Of(l), 1, fmt.Sprintf("at most %d %s", ofAll, together))
+	}
+	l.InFlight = ofAll
+	words := limitwords.Of(l)
+	words[0] += ", " + together // The cap is said first.
+	return words
+}
+
 // detail tells of one bucket, which must be in use.
 func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, error) {
 	w, ref, err := i.bucketNamed(ctx, source, key)
@@ -117,7 +136,7 @@ func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, er
 		Bucket:  i.withOverride(r.view(w, r.instant())),
 		Meters:  viewMeters(ref.meters()),
 		Adapt:   ref.adaptation(),
-		InWords: limitwords.Of(r.limits.limits),
+		InWords: r.inWords(),
 		Rule:    i.ruleOf(ref),
 		Line:    w.lineOf(r.instant(), int(r.waiting), ref.line(inDetail)),
 		Waits:   newWaits(of(w), w.source.histograms().Wait),

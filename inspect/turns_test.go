@@ -429,6 +429,13 @@ func TestSeatsOfAllProcessesAreShown(t *testing.T) {
 			for _, source := range l.Sources {
 				require.Equal(t, 6, source.Shared.InFlightMax)
 			}
+			for _, of := range []string{"one/", "many/a"} {
+				var detail struct {
+					InWords []string `json:"in_words"`
+				}
+				told(t, c, "/api/v1/buckets/"+of, &detail)
+				require.Equal(t, "at most 6 are in flight at the same time, in all processes together", detail.InWords[0])
+			}
 		}
 		for range 3 {
 			for _, acquire := range []func() (func(), error){
@@ -447,6 +454,14 @@ func TestSeatsOfAllProcessesAreShown(t *testing.T) {
 		server.Fail(nil)
 		time.Sleep(5 * time.Second)
 		requireShown("shared", 3)
+
+		own := made.Shaper(t, "100/s depth 9 inflight 2", shaper.WithBucket(server, "own", cap))
+		c.Add("own", inspect.Of(own))
+		var detail struct {
+			InWords []string `json:"in_words"`
+		}
+		told(t, c, "/api/v1/buckets/own/", &detail)
+		require.Equal(t, []string{"at most 2 are in flight at the same time", "at most 6 in all processes together"}, detail.InWords[:2])
 	})
 }
 

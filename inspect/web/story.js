@@ -78,10 +78,13 @@ export function paceWords(point, bucket, isBucket) {
 
 /** What a bucket does that has no drain rate: only a cap on those in flight can make requests wait. */
 function withoutRate(point, bucket) {
-  if (!bucket.in_flight_max) return "No drain rate: every request leaves at once.";
-  const cap = `No drain rate, but at most ${several(bucket.in_flight_max, "request")} may be in flight`;
+  const ofAll = bucket.shared?.in_flight_max;
+  const most = Math.min(bucket.in_flight_max || Infinity, ofAll || Infinity);
+  if (most === Infinity) return "No drain rate: every request leaves at once.";
+  const cap = `No drain rate, but at most ${several(most, "request")}${most === ofAll ? " of all processes" : ""} may be in flight`;
   if (point.waiting === 0) return `${cap}: requests leave at once while a place in flight is free.`;
-  return `${cap}: ${count(point.waiting)} ${point.waiting === 1 ? "waits" : "wait"} for a place, and the next leaves when one in flight ends.`;
+  const wait = `${count(point.waiting)} ${point.waiting === 1 ? "waits" : "wait"} for a place`;
+  return ofAll && noPlace(bucket, point.in_flight) ? `${cap}: ${wait}. ${taken(bucket)}.` : `${cap}: ${wait}, and the next leaves when one in flight ends.`;
 }
 
 /** How many requests of a bucket may be in flight in this process just now: by its own cap, and by its seats of the cap of all processes. */

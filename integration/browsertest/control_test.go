@@ -243,6 +243,10 @@ func TestSeatsOfAllProcessesAreShown(t *testing.T) {
 	p.shows("the counts", "#counts", "in flight\n0 of 2, of all\n– seats of this process\n0\n")
 	p.shows("the line", "#line-summary", "3 wait; the next leaves when this process gets a seat.")
 	p.readableByAll("no seats")
+	g := s.group("jobs", "inf depth 9", shaper.WithBuckets(server, func(string) string { return "k" }, cap)) // no rate, the same seats
+	s.requests.Go(func() { _ = g.Do(s.ctx, "a", 1, func(context.Context) error { return nil }) })
+	jobs := s.openPage(t, linkTo("source", "jobs", "key", "a"))
+	jobs.shows("the story without a rate", "#story", "No drain rate, but at most 2 requests of all processes may be in flight: 1 waits for a place. This process has none of the 2 seats of all processes: the next request leaves when it gets one.")
 	for _, release := range releases {
 		release()
 	}
