@@ -465,9 +465,13 @@ func (l *limiters) linger(most time.Duration) {
 }
 
 // Destruct implements [caddy.Destructor]. The lines are not closed: a request that still
-// comes is served, and they take no memory when they are empty and nothing refers to them.
+// comes is served, and they take no memory when they are empty and nothing refers to them. But when the process ends, its servers
+// have ended before, and what it has leased is given back: else others would have to wait for the end of the lease.
 func (l *limiters) Destruct() error {
 	l.save()
+	if l.store != nil && caddy.Exiting() {
+		l.close()
+	}
 	known.remove(l)
 	if known.latest(l.name, l) == nil {
 		kept.take(l.sources()...)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -202,6 +203,28 @@ func TestLinesThatAreTakenOutAreKeptWhileRequestsHaveTheirSeats(t *testing.T) {
 		_, all := caddyshaper.Names()
 		return len(all) == 0
 	}, "then they go")
+}
+
+// A seat that nobody gives back is free when its lease ends, after 6.7 to 10 s. A deployment must not wait for that.
+func TestAProcessThatEndsGivesItsSeatsBack(t *testing.T) {
+	directives := "shape /w line {\n limits inf depth 9\n key all\n shared_inflight 1\n store redis://" + servers.StartRedis(t).Addr + "\n}" + proxied
+	one, w := newSite(t), newWorkers("/w")
+	one.upstream.serves(w.serve)
+	one.reload(directives)
+	other := newSite(t)
+	other.upstream.addr = one.upstream.addr
+	process := other.start(directives)
+	answers := make(chan answer, 2)
+	go func() { answers <- other.get("/w") }()
+	realtime.Until(t, func() bool { return w.serves("/w", 1) }, "the one process has the seat")
+	_ = one.inLine("line", "/w")
+	process.Signal(syscall.SIGTERM)
+	w.end["/w"] <- struct{}{}
+	require.Equal(t, 200, (<-answers).status)
+	begun := time.Now()
+	realtime.Until(t, func() bool { return w.serves("/w", 1) }, "then the other")
+	require.Less(t, time.Since(begun), 5*time.Second)
+	close(w.end["/w"])
 }
 
 // While the store is away the page tells of the seats that are left, and then of those that the fallback lets a process have; so
