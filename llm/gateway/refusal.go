@@ -82,6 +82,17 @@ func (g *Gateway) WriteUnreachable(w http.ResponseWriter, status int) (ok bool) 
 	return true
 }
 
+// WriteUnavailable responds in the provider's format to a call that none of several gateways with one line could serve. status is 502,
+// if the provider may have answered the call, or 503, after which the call may come again after a time.
+func (g *Gateway) WriteUnavailable(w http.ResponseWriter, status int, after time.Duration) {
+	f := failure{status, "No replica of the gateway can serve the call just now.", after}
+	if status == http.StatusBadGateway {
+		f.message = "The replica of the gateway that had the call has gone, and the provider may have answered it."
+	}
+	f.setRetryAfter(w.Header())
+	g.writeFailure(w, f)
+}
+
 // giveUpBody lets a refusal reach a client that is still sending. net/http sends no response before it has read some of the
 // rest of the body, so the rest gets as much time as in [shaper.Middleware].
 func giveUpBody(w http.ResponseWriter, r *http.Request) {

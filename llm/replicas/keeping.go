@@ -257,6 +257,7 @@ func (r *Replica) follows(kept shared.Kept, t told) (next time.Duration) {
 	}
 	if t.Line = nil; t.ID != r.keeper.ID || t.Secret != r.keeper.Secret {
 		r.since = now
+		r.config.Log.Info("another replica has the line", "address", t.Address)
 	}
 	r.keeper = t
 	return every
