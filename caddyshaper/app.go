@@ -33,7 +33,9 @@ const appName = "shape"
 type app struct {
 	ctx     caddy.Context
 	entries map[string]*entry // by name
-	servers map[*caddyhttp.Server]map[*entry]bool
+
+	replicated []*Shape // with replicas
+	servers    map[*caddyhttp.Server]map[*entry]bool
 
 	grace time.Duration // of the http app; 0: without end
 	delay time.Duration // before it
@@ -89,6 +91,7 @@ func (a *app) started() {
 	for _, e := range a.entries {
 		e.lines.take(e)
 	}
+	joinFleets()
 	linesChanged()
 	kept.forgetGone()
 	a.warnOfSlowClients()
@@ -129,7 +132,11 @@ func missingTimeouts(s *caddyhttp.Server) string {
 // ends, they may until the grace period is almost over.
 func (a *app) stopping() {
 	a.ending.Store(true)
-	if !caddy.Exiting() || a.grace <= 0 {
+	if !caddy.Exiting() {
+		return
+	}
+	leaveFleets()
+	if a.grace <= 0 {
 		return
 	}
 	time.AfterFunc(a.delay+a.grace-answerTime(a.grace), closeAll)
@@ -147,6 +154,7 @@ func (a *app) Cleanup() error {
 	for _, e := range a.entries {
 		e.leave()
 	}
+	joinFleets()
 	linesChanged()
 	for _, e := range a.entries {
 		e.lines.resume()
@@ -395,6 +403,7 @@ func (k *knownLimiters) inherit(heir *limiters) bool {
 
 // closeAll refuses all requests that wait, before the process ends.
 func closeAll() {
+	closeFleets()
 	for _, l := range known.list() {
 		l.close()
 	}

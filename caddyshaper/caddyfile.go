@@ -62,6 +62,7 @@ import (
 //		skip         preflight
 //		site         <limits>
 //		store        <url>...
+//		advertise    <host>:<port>
 //		fallback     closed | open | local <processes>
 //		patience     <duration>
 //		shared_inflight      <number>
@@ -171,6 +172,7 @@ var subdirectives = map[string]subdirective{
 	"skip":                text(func(s *Shape) *string { return &s.Skip }),
 	"site":                limits(func(s *Shape) *string { return &s.Site }),
 	"store":               readStoreLine,
+	"advertise":           readAdvertise,
 	"fallback":            readFallback,
 	"patience":            readPatience,
 	"cold_guard":          duration(func(s *Shape) *caddy.Duration { return &s.ColdGuard }),
@@ -357,7 +359,15 @@ func readStoreLine(s *Shape, _ string, args []string) error {
 	if strings.Contains(s.Store, "{") {
 		return nil // Its placeholders are replaced when the configuration is loaded.
 	}
-	return checkStore(s.Store)
+	return CheckStore(s.Store)
+}
+
+// readAdvertise reads an address, which may have placeholders such as {env.POD_IP}.
+func readAdvertise(s *Shape, option string, args []string) error {
+	if err := text(func(s *Shape) *string { return &s.Advertise })(s, option, args); err != nil || strings.Contains(s.Advertise, "{") {
+		return err
+	}
+	return CheckAdvertise(s.Advertise)
 }
 
 func readFallback(s *Shape, option string, args []string) error {

@@ -34,6 +34,9 @@ type call struct {
 
 	isStranger bool // it has no token, where one is needed
 
+	shape *Shape
+	way   *way // nil: there are no replicas
+
 	waited   time.Duration // in the lines of this handler
 	told     bool          // placeholders and log fields have been set
 	returned bool          // the handlers behind have, and not panicked
@@ -55,7 +58,7 @@ func isPreflight(r *http.Request) bool {
 func (s *Shape) newCall(r *http.Request, next caddyhttp.Handler) *call {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	isStranger := s.authorize(r, repl) // It finds a part of the key.
-	c := &call{name: s.lines.name, key: s.keyOf(r, repl), cost: s.costOf(repl), next: next, request: r, isStranger: isStranger, finder: &s.lines.finder}
+	c := &call{name: s.lines.name, key: s.keyOf(r, repl), cost: s.costOf(repl), next: next, request: r, isStranger: isStranger, shape: s, finder: &s.lines.finder}
 	if s.Skip != "" && isPreflight(r) {
 		c.cost = 0
 	}
@@ -84,9 +87,13 @@ func admit(w http.ResponseWriter, r *http.Request) {
 
 // end ends the call, after the handlers have returned.
 func (c *call) end() {
-	if !c.told { // Neither admitted nor refused: package shaper has answered with status 499.
+	if !c.told { // Neither admitted nor refused: package shaper has answered with status 499, or another replica has.
 		c.times.resume()
-		c.tell("gone")
+		reason := "gone"
+		if c.shape.fleet != nil && c.request.Context().Err() == nil {
+			reason = ""
+		}
+		c.tell(reason)
 	}
 	if c.request.Header.Get("Upgrade") == "" { // After an upgrade the connection is no longer the server's.
 		c.times.finish()

@@ -135,9 +135,15 @@
 // process uses the whole rate, and with local 3 a third of it. shared_inflight 20 lets all processes together have
 // 20 requests of a key at the upstream, and site_shared_inflight so many of the site. docs/shared.md has the rest.
 //
+// Beside a quota, store is for replicas of the gateway: one of them has the line of the handler's name, and the
+// others pass their calls on to the address that it advertises. Levels are that process's own.
+// Its end, and a configuration with another store or none, hand the line on; every other reload
+// keeps it ([example.com/leakybucket/llm/replicas]). docs/gateway.md has the rest.
+//
 // state names a file that keeps the levels while the process does not run: it is written every
 // minute and at the end, and read at the start. Several handlers may name one file. Its folder
-// must exist. A malformed file is set aside with the ending .broken.
+// must exist. A malformed file is set aside with the ending .broken. Beside a quota and a store, each replica has a file of
+// its own: it counts when all have ended, and never lowers what is handed on.
 //
 // # Looking on
 //

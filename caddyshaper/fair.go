@@ -145,7 +145,7 @@ func (l *limiters) setFairLocked(e *entry) error {
 	if l.key.fixed.quota == "" {
 		return l.setLineLocked(&l.fair, e.lineLimits(), l.name, l.bucketKey(""), fair)
 	}
-	limits, meters, err := e.settings.quota.limits()
+	limits, meters, err := e.settings.quota.limits(e.settings.fleet.parts())
 	if err != nil {
 		return err
 	}

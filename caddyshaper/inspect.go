@@ -401,6 +401,7 @@ func (l shownLine) quotaTaken(teams int) inspect.Quota {
 		Provider: st.Provider, Level: st.Level, Reserved: st.Reserved, Capacity: st.Capacity,
 		Others: teamShown(st.Others), LongestWait: st.LongestWait,
 		Refused: st.Refused, Refusals: st.Refusals, Forfeited: st.Forfeited, Hint: st.Hint,
+		Replicas: l.lines.says.Load().settings.fleet.words(),
 	}
 	first := l.line.Stats()
 	levels := map[string]shaper.MeterStats{string(llm.Requests): {Meter: shaper.Meter{Burst: first.Limits.Burst}, Level: first.Level, Reserved: first.Reserved}}

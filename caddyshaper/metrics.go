@@ -40,7 +40,7 @@ func registerMetrics(ctx caddy.Context) error {
 	if registry == nil {
 		return nil
 	}
-	for _, c := range []prometheus.Collector{collector(), rulesCollector{}, promledger.New(ledgers)} {
+	for _, c := range []prometheus.Collector{collector(), rulesCollector{}, fleetsCollector{}, promledger.New(ledgers)} {
 		if err := registry.Register(c); err != nil {
 			return fmt.Errorf("the metrics of shape: %w", err)
 		}
@@ -89,6 +89,34 @@ func (rulesCollector) Collect(out chan<- prometheus.Metric) {
 		}
 		out <- prometheus.MustNewConstMetric(reloadSuccessful, prometheus.GaugeValue, successful, l.name)
 		out <- prometheus.MustNewConstMetric(reloadSuccess, prometheus.GaugeValue, float64(st.Loaded.UnixMilli())/1e3, l.name)
+	}
+}
+
+// A fleetsCollector tells Prometheus which replica of a gateway has the line.
+type fleetsCollector struct{}
+
+var (
+	replicaKeeper = prometheus.NewDesc("shaper_replica_keeper",
+		"Whether this replica has the line. Over all replicas the sum is 1; for some seconds after a death it is 0.", []string{"rule"}, nil)
+	replicaPassed = prometheus.NewDesc("shaper_replica_passed_total",
+		"Calls that this replica has passed on to the one that has the line.", []string{"rule"}, nil)
+)
+
+// Describe implements [prometheus.Collector].
+func (fleetsCollector) Describe(out chan<- *prometheus.Desc) {
+	out <- replicaKeeper
+	out <- replicaPassed
+}
+
+// Collect implements [prometheus.Collector].
+func (fleetsCollector) Collect(out chan<- prometheus.Metric) {
+	for _, f := range takingPart() {
+		st, keeper := f.replica.Load().State(), 0.
+		if st.Here {
+			keeper = 1
+		}
+		out <- prometheus.MustNewConstMetric(replicaKeeper, prometheus.GaugeValue, keeper, f.key.name)
+		out <- prometheus.MustNewConstMetric(replicaPassed, prometheus.CounterValue, float64(st.Passed), f.key.name)
 	}
 }
 

@@ -284,6 +284,23 @@ func (l *limiters) applyLocked(e *entry) {
 	}
 }
 
+// retime puts the limits of the entry in force again, after they have changed without another configuration. An operator's end: they
+// were for a line with another part of the quota.
+func (l *limiters) retime() error {
+	changes := l.inForce()
+	l.mu.Lock()
+	err := l.setFairLocked(l.says.Load())
+	l.mu.Unlock()
+	if c := pages.Load(); c != nil && err == nil {
+		for _, k := range changes {
+			if k.Limits != nil {
+				c.Overtake(k.change())
+			}
+		}
+	}
+	return err
+}
+
 // rulesChanged puts changed rules of an entry in force.
 func (l *limiters) rulesChanged(e *entry) {
 	changes := l.inForce()

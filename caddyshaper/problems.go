@@ -82,8 +82,12 @@ func newLatestLog(name string) slog.Handler {
 }
 
 func (l latestLog) now() slog.Handler {
+	core := caddy.Log().Core()
+	if apps := inForce.list(); len(apps) > 0 { // Other logs than the default may be for it.
+		core = apps[len(apps)-1].ctx.Logger().Core()
+	}
 	// Without stack traces, as Caddy's own handler.
-	return l.with(zapslog.NewHandler(caddy.Log().Core(), zapslog.WithName(l.name), zapslog.AddStacktraceAt(slog.Level(127))))
+	return l.with(zapslog.NewHandler(core, zapslog.WithName(l.name), zapslog.AddStacktraceAt(slog.Level(127))))
 }
 
 func (l latestLog) Enabled(ctx context.Context, level slog.Level) bool {

@@ -96,8 +96,13 @@ type quota struct {
 	unasked, factor int
 }
 
-// limits returns the limits and the meters of the line.
-func (q quota) limits() (shaper.Limits, []shaper.Meter, error) {
+// limits returns the limits and the meters of the line; with the n-th part of the quota, while so many replicas share it.
+func (q quota) limits(n int) (shaper.Limits, []shaper.Meter, error) {
+	for _, limit := range []*int{&q.Requests, &q.Tokens, &q.Input, &q.Output, &q.inFlight} {
+		if *limit > 0 {
+			*limit = max(1, *limit/n)
+		}
+	}
 	l, meters, err := gateway.Levels(q.provider, q.Quota, q.burst, q.depth)
 	l.MaxWait, l.InFlight = q.wait, q.inFlight
 	return l, meters, err
@@ -125,8 +130,10 @@ func (s *Shape) besideQuota() error {
 		{"key", len(s.Key) > 0, "all calls share one quota; fair says whose calls take turns"},
 		{"cost", s.Cost != "", ownCost}, {"max_cost", s.MaxCost != 0, ownCost}, {"skip", s.Skip != "", "each call needs its token and its share of the quota"},
 		{"candidate", s.Candidate != "", "in a dry run no call waits"}, {"dry_run", s.DryRun, "in a dry run no call waits"},
-		{"store", s.Store != "", "calls settle with their actual usage, for which the level must be this process's own"},
 		{"shared_inflight", s.SharedInFlight != 0, "all calls of a quota have one line, so inflight is the cap of all"},
+		{"patience", s.Patience != nil, "wait says for how long a call waits"},
+		{"cold_guard", s.ColdGuard != 0, "a replica that takes the line over begins with full levels"},
+		{"rate_version", s.RateVersion != 0, "the levels are those of the replica that has the line"},
 		{"block", s.Block != 0, "teams share one line, and the burst of one would block all"},
 		{"max_keys", s.MaxKeys != 0, "a team takes memory only while it has a call in line"},
 		{"ratelimit_headers", s.RateLimitHeaders, ownFields}, {"x_ratelimit_headers", s.XRateLimitHeaders, ownFields}, {"server_timing", s.ServerTiming, ownFields},
@@ -146,7 +153,7 @@ func (s *Shape) withoutQuota() error {
 		given bool
 	}{
 		{"depth", s.Depth != 0}, {"wait", s.Wait != 0}, {"inflight", s.InFlight != 0}, {"team_inflight", s.TeamInFlight != 0},
-		{"usage", s.Usage != ""}, {"teams", s.Teams != ""}, {"team_metrics", s.TeamMetrics != 0},
+		{"usage", s.Usage != ""}, {"teams", s.Teams != ""}, {"team_metrics", s.TeamMetrics != 0}, {"advertise", s.Advertise != ""},
 	} {
 		if f.given {
 			return fmt.Errorf(`%s: it is for a quota, and there is none; beside limits it is a word of these, as in "limits 50/s depth 100 wait 5s inflight 8"`, f.field)
@@ -208,7 +215,7 @@ func readQuota(s *Shape, set *settings) error {
 		}
 	}
 	for _, q := range quotas {
-		limits, _, err := q.limits()
+		limits, _, err := q.limits(1)
 		if err != nil {
 			return err
 		}
@@ -411,6 +418,9 @@ func (s *Shape) provisionQuota(ctx caddy.Context, entries []*entry) (err error) 
 			Team:   func(r *http.Request) (string, bool) { c := callOf(r); return c.key, !c.isStranger },
 			Bodies: q.bodies, Weight: e.lines.weightOf, Labels: s.TeamMetrics, Ledger: e.lines.ledger,
 			Log: log, Refuse: s.refuse, RetrySpread: time.Duration(s.RetrySpread),
+		}
+		if s.fleet != nil {
+			config.Leaves = leaves
 		}
 		if s.LogRefusals {
 			config.Refusals = log

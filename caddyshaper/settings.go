@@ -37,6 +37,8 @@ type settings struct {
 	fair      Fair           // of a shape with fair queueing
 	adapt     *adapt.Config  // of its line for all requests; nil: the rate does not adapt
 	state     string         // absolute path; "": none
+	replicas  fleetKey       // of a quota; without a store: there is one process
+	fleet     *fleet         // by them
 }
 
 // fixed has the settings that can't change while lines are in use. A configuration with others
@@ -160,7 +162,7 @@ func readStore(s *Shape, set *settings) (err error) {
 			field string
 			given bool
 		}{
-			{"fallback", s.Fallback != ""}, {"instances", s.Instances != 0}, {"patience", s.Patience != nil},
+			{"advertise", s.Advertise != ""}, {"fallback", s.Fallback != ""}, {"instances", s.Instances != 0}, {"patience", s.Patience != nil},
 			{"shared_inflight", s.SharedInFlight != 0}, {"site_shared_inflight", s.SiteSharedInFlight != 0},
 			{"cold_guard", s.ColdGuard != 0}, {"rate_version", s.RateVersion != 0},
 		} {
@@ -169,6 +171,9 @@ func readStore(s *Shape, set *settings) (err error) {
 			}
 		}
 		return nil
+	}
+	if s.Quota != nil {
+		return readReplicas(s, set)
 	}
 	f := &set.fixed
 	for _, c := range []struct {
@@ -215,10 +220,16 @@ func readStore(s *Shape, set *settings) (err error) {
 func resolve(s *Shape, set *settings) (err error) {
 	repl := caddy.NewReplacer()
 	if s.Store != "" {
-		if set.fixed.store, err = repl.ReplaceOrErr(s.Store, true, true); err != nil {
+		store, err := repl.ReplaceOrErr(s.Store, true, true)
+		if err != nil {
 			return fmt.Errorf("store: %w", err)
 		}
-		if err := checkStore(set.fixed.store); err != nil {
+		if err := CheckStore(store); err != nil {
+			return err
+		}
+		if s.Quota == nil {
+			set.fixed.store = store
+		} else if err := set.replicas.resolve(s, store, repl); err != nil {
 			return err
 		}
 	}

@@ -105,11 +105,15 @@ type Shape struct {
 	Site string `json:"site,omitempty"`
 
 	// Store is the URL of the server that keeps the levels for several processes. Without
-	// it they are this process's own.
+	// it they are this process's own. With a Quota it says which of several replicas has the line,
+	// and the others pass their calls on to that.
 	Store string `json:"store,omitempty"`
 
+	// Advertise is for a Quota with a Store: the host and port at which the other replicas reach this one by plain HTTP.
+	Advertise string `json:"advertise,omitempty"`
+
 	// Fallback is the behaviour while the store can't be asked: closed (the default), open
-	// or local.
+	// or local. With a Quota it can't be open.
 	Fallback string `json:"fallback,omitempty"`
 
 	// Instances is for the fallback local: how many processes share the rate.
@@ -169,8 +173,10 @@ type Shape struct {
 	LogRefusals bool `json:"log_refusals,omitempty"`
 
 	lines   *limiters
+	all     []*limiters      // of a Quota with several models; the first is lines
 	gateway *gateway.Gateway // the first of models; nil: there is no Quota
 	models  gateway.Models
+	fleet   *fleet         // of the replicas; nil: this process is the only one
 	tokens  *gateway.Teams // nil: no call needs a token
 	usage   *usageLog      // nil: none
 	keyOf   keyFunc
@@ -210,6 +216,9 @@ func (s *Shape) Cleanup() error {
 	if s.usage != nil {
 		s.usage.release()
 	}
+	if s.fleet != nil {
+		s.fleet.release()
+	}
 	return nil
 }
 
@@ -225,6 +234,10 @@ func (s *Shape) provision(ctx caddy.Context, set settings) error {
 	s.errors = errorRoutesOf(ctx)
 	s.failures = newFailureLog(ctx.Slogger().With("shape", set.name))
 	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if s.fleet, err = acquireFleet(set, ctx.Slogger()); err != nil {
+		return err
+	}
+	set.fleet = s.fleet
 	var entries []*entry
 	for _, one := range set.lines() {
 		e, err := loaded.(*app).join(one, server, ctx.Slogger())
@@ -232,6 +245,7 @@ func (s *Shape) provision(ctx caddy.Context, set settings) error {
 			return err
 		}
 		entries = append(entries, e)
+		s.all = append(s.all, e.lines)
 	}
 	e := entries[0]
 	s.lines = e.lines
@@ -243,6 +257,9 @@ func (s *Shape) provision(ctx caddy.Context, set settings) error {
 	}
 	s.options = s.middlewareOptions(ctx)
 	s.entry = s.chain()
+	if s.fleet != nil {
+		loaded.(*app).replicated = append(loaded.(*app).replicated, s)
+	}
 	return nil
 }
 
@@ -280,7 +297,7 @@ func keyOfCall(r *http.Request) (string, error) { return callOf(r).key, nil }
 // a gateway stands in front.
 func (s *Shape) chain() http.Handler {
 	if s.gateway != nil {
-		return s.models.Wrap(http.HandlerFunc(s.pass))
+		return s.inFleet(s.models.Wrap(http.HandlerFunc(s.pass)))
 	}
 	if s.Fair != nil {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.enter(s.lines.fair.Load(), w, r) })

@@ -72,8 +72,9 @@ func acquireStore(text string, log *slog.Logger) (*store, error) {
 	})
 }
 
-// checkStore returns the mistake in the URL of a store.
-func checkStore(text string) error {
+// CheckStore returns the mistake in the URL of a store, or in those of several servers with commas between them. Its error does
+// not have their passwords.
+func CheckStore(text string) error {
 	_, err := parseStore(text)
 	return err
 }
