@@ -23,6 +23,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 
+	"example.com/leakybucket/caddyshaper"
 	"example.com/leakybucket/internal/caddyfile"
 	"example.com/leakybucket/llm"
 	"example.com/leakybucket/llm/gateway"
@@ -47,6 +48,11 @@ provider's own format.
 Callers send their own key of the provider, or, with --key-env and --teams, a token of their
 team. --teams names a file of lines such as "gold: 9f86d0…", the name of a team and the
 SHA-256 of its token: printf %s TOKEN | sha256sum. It is read again when it changes.
+
+With --store several gateways are replicas behind any load balancer: one of them has the line,
+and the others pass their calls on to it.
+
+	shaperd llm --requests 500 --listen :8080 --store redis://redis:6379 --advertise $POD_IP:8080
 
 The page is for browsers of this machine. --print prints a Caddyfile that does the same, for
 shaperd run. --demo shows it all with a provider in memory and ten teams.`,
@@ -85,6 +91,10 @@ func llmFlags() *flag.FlagSet {
 	fs.String("key-env", "", "environment `variable` with the key of the provider, which is sent in place of the token of a team")
 	fs.String("teams", "", "`file` with the tokens of the teams")
 	fs.String("listen", "127.0.0.1:8080", "`address` for callers")
+	fs.String("store", "", "`URL` of Redis (redis://) or PostgreSQL (postgres://), by which replicas agree which of them has the line; {env.NAME} in it is replaced")
+	fs.String("advertise", "", "`host:port` at which the other replicas reach this one by plain HTTP (default that of --listen, or an address of this machine with its port)")
+	fs.Int("store-fallback", 0, "how many replicas there are: each has so large a part of the quota while the store can't be asked. 0: calls wait, and get 503")
+	fs.String("name", "", "of the line, in metrics, logs and the store; gateways of other quotas with one store need names of their own (default the provider)")
 	fs.String("page", "127.0.0.1:8081", "`address` of the page and of /metrics; off: there is none")
 	fs.String("state", "", "`file` that keeps the levels while the gateway does not run; off: there is none (default: in the user's state folder)")
 	fs.String("usage", "", "`file` for a line of JSON about each call")
@@ -186,6 +196,10 @@ type llmOptions struct {
 	keyEnv       string
 	teams        string
 	listen, page string // page: "" for none
+	store        string // "": there are no replicas
+	advertise    string
+	fallback     int
+	name         string
 	usage        string
 	teamMetrics  int
 	forwarded    bool
@@ -213,6 +227,7 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 		keyEnv: f.String("key-env"), teams: f.String("teams"),
 		listen: f.String("listen"), page: f.String("page"), usage: f.String("usage"), teamMetrics: f.Int("team-metrics"),
 		forwarded: f.Bool("forwarded"), grace: time.Minute,
+		store: f.String("store"), advertise: f.String("advertise"), fallback: f.Int("store-fallback"), name: cmp.Or(f.String("name"), f.String("provider")),
 	}
 	if text := f.String("burst"); text != "" {
 		o.burst, _ = time.ParseDuration(text) // It has been checked.
@@ -246,15 +261,71 @@ func readLLM(f caddycmd.Flags) (o llmOptions, err error) {
 			return o, fmt.Errorf("--weights: %q, must name teams, each in one line", f.String("weights"))
 		}
 	}
+	if strings.IndexAny(o.name, "/@*") == 0 { // In a Caddyfile it would be a matcher.
+		return o, fmt.Errorf("--name: %q, must not begin with /, @ or *", o.name)
+	}
 	if o.fair == "" && len(o.weights) > 0 {
 		return o, fmt.Errorf("--weights: %q, but with --fair none all calls have one line", f.String("weights"))
 	}
-	for _, text := range append([]string{o.teams, o.usage, o.state}, slices.Collect(maps.Keys(o.weights))...) {
+	for _, text := range append([]string{o.teams, o.usage, o.state, o.name}, slices.Collect(maps.Keys(o.weights))...) {
 		if _, err := caddyfile.Literal(text); err != nil {
 			return o, err
 		}
 	}
-	return o, o.checkAddresses()
+	if err := o.checkAddresses(); err != nil {
+		return o, err
+	}
+	return o, o.checkReplicas()
+}
+
+// checkReplicas checks the flags about replicas, and chooses the address at which the others reach this one.
+func (o *llmOptions) checkReplicas() (err error) {
+	switch {
+	case o.store == "" && o.advertise != "":
+		return fmt.Errorf("--advertise: %q, but without --store there are no other replicas", o.advertise)
+	case o.store == "" && o.fallback != 0:
+		return fmt.Errorf("--store-fallback: %d, but without --store there are no other replicas", o.fallback)
+	case o.store == "":
+		return nil
+	case o.fallback < 0:
+		return fmt.Errorf("--store-fallback: %d, must not be negative", o.fallback)
+	}
+	if _, err := caddyfile.Word(o.store); err != nil {
+		return errors.New("--store: it can't be written in a Caddyfile") // The word may have a password.
+	}
+	if !strings.Contains(o.store, "{") { // Its placeholders are replaced when the gateway starts.
+		if err := caddyshaper.CheckStore(o.store); err != nil {
+			return fmt.Errorf("--%w", err)
+		}
+	}
+	if o.advertise == "" {
+		if o.advertise, err = reachable(o.listen); err != nil {
+			return err
+		}
+	}
+	if err := caddyshaper.CheckAdvertise(o.advertise); err != nil {
+		return fmt.Errorf("--%w", err)
+	}
+	return nil
+}
+
+// reachable returns the address at which other machines reach a listener, whose address has been checked.
+func reachable(listen string) (string, error) {
+	host, port, _ := net.SplitHostPort(listen)
+	switch ip := net.ParseIP(host); {
+	case ip.IsLoopback() || host == "localhost":
+		return "", fmt.Errorf("--advertise: it is missing, and no other machine reaches --listen %s; say --listen :%s, and --advertise with an address of this machine, such as 10.0.0.5:%[2]s; "+
+			"or --advertise %[1]s, if all replicas are on this one", listen, port)
+	case host != "" && !ip.IsUnspecified():
+		return listen, nil
+	}
+	addresses, err := net.InterfaceAddrs()
+	for _, a := range addresses {
+		if network, ok := a.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
+			return net.JoinHostPort(network.IP.String(), port), nil
+		}
+	}
+	return "", errors.Join(fmt.Errorf("--advertise: it is missing, and this machine has no address that others reach; say one, such as 10.0.0.5:%s", port), err)
 }
 
 func (o *llmOptions) checkNumbers() error {
@@ -437,7 +508,7 @@ func (o *llmOptions) caddyfile() string {
 	site(o.listen)
 	line(1, "shape_healthy /-/healthy")
 	line(1, "shape_ready /-/ready")
-	line(1, "shape %s {", o.provider)
+	line(1, "shape %s {", word(o.name))
 	line(2, "quota %s {", o.provider)
 	limits := func(depth int, q llm.Quota) {
 		number(depth, "requests", q.Requests)
@@ -487,6 +558,12 @@ func (o *llmOptions) caddyfile() string {
 	}
 	if o.state != "" && o.state != "off" {
 		line(2, "state %s", word(o.state))
+	}
+	if o.store != "" {
+		store, _ := caddyfile.Word(o.store) // It has been checked.
+		line(2, "store %s", store)
+		line(2, "advertise %s", o.advertise)
+		number(2, "fallback local", o.fallback)
 	}
 	number(2, "team_metrics", o.teamMetrics)
 	line(1, "}")
@@ -594,6 +671,13 @@ func (o *llmOptions) start() error {
 	config["admin"] = map[string]any{"disabled": true, "config": map[string]any{"persist": false}}
 	log := config["logging"].(map[string]any)["logs"].(map[string]any)["default"].(map[string]any)
 	log["level"], log["exclude"] = "WARN", []string{"admin"}
+	if o.store != "" { // Whoever starts a replica wants to know who has the line.
+		log["exclude"] = []string{"admin", replicasLog}
+		replicas := maps.Clone(log)
+		delete(replicas, "exclude")
+		replicas["level"], replicas["include"] = "INFO", []string{replicasLog}
+		config["logging"].(map[string]any)["logs"].(map[string]any)["replicas"] = replicas
+	}
 	for _, server := range config["apps"].(map[string]any)["http"].(map[string]any)["servers"].(map[string]any) {
 		server := server.(map[string]any)
 		server["protocols"] = []string{"h1", "h2c"} // The others need TLS, and Caddy would warn of that.
@@ -606,6 +690,9 @@ func (o *llmOptions) start() error {
 	}
 	return caddy.Load(adapted, true)
 }
+
+// replicasLog is the log in which package caddyshaper tells of replicas.
+const replicasLog = "shape.replicas"
 
 // welcome names the addresses, and their purposes.
 func (o *llmOptions) welcome() string {
@@ -622,6 +709,9 @@ func (o *llmOptions) welcome() string {
 		fmt.Fprintf(&b, "\nThe teams of %s take turns.\n", o.teams)
 	default:
 		fmt.Fprintf(&b, "\nCalls with the same %s take turns with the others.\n", o.fair)
+	}
+	if o.store != "" {
+		fmt.Fprintf(&b, "\nOther replicas reach this one at %s. One of them has the line, as told below, and the others pass their calls on to it.\n", o.advertise)
 	}
 	return b.String()
 }

@@ -24,52 +24,61 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 	quota := []string{"llm", "--requests", "500"}
 	folder := t.TempDir()
 	for want, args := range map[string][]string{
-		`the quota is missing: say --requests`:                                {"llm"},
-		`--provider: "closedai", must be one of anthropic, bedrock`:           {"--provider", "closedai"},
-		`--upstream: it is missing; with the provider "bedrock"`:              {"--provider", "bedrock"},
-		`--upstream: "ftp://x", must be a URL such as`:                        {"--upstream", "ftp://x"},
-		`--upstream: "https://x/v1", must be a scheme and a host`:             {"--upstream", "https://x/v1"},
-		`--tokens: -1, must not be negative`:                                  {"--tokens=-1"},
-		`invalid argument "many" for "--depth" flag`:                          {"--depth", "many"},
-		`--burst: 2m0s, must be from 0s to 1m`:                                {"--burst", "2m"},
-		`--wait: 0s, must be above 0`:                                         {"--wait", "0s"},
-		`--fair: "X-Team", must be header:NAME`:                               {"--fair", "X-Team"},
-		`--fair: "team", but without --teams`:                                 {"--fair", "team"},
-		`--fair: "none", but with --teams the teams take turns`:               {"--fair", "none", "--teams", "f", "--key-env", "HOME"},
-		`--weights: "gold", must be a team, = and a number`:                   {"--weights", "gold"},
-		`--weights: "gold=0", must be a number from 1 to 1000`:                {"--weights", "gold=0"},
-		`--weights: "=4", must name teams, each in one line`:                  {"--weights", "=4"},
-		`--weights: the team "a" is said twice`:                               {"--weights", "a=1,a=2"},
-		`--weights: "a=2", but with --fair none`:                              {"--weights", "a=2", "--fair", "none"},
-		`--teams: "f", but without --key-env`:                                 {"--teams", "f"},
-		`--key-env: "K", but without --teams anybody could use the key`:       {"--key-env", "K"},
-		`--key-env: "a=b", must be the name of an environment variable`:       {"--key-env", "a=b", "--teams", "f"},
-		`--key-env: "NO_SUCH_KEY", but there is no such environment variable`: {"--key-env", "NO_SUCH_KEY", "--teams", "f"},
-		`--listen: "8080", must be an address and a port`:                     {"--listen", "8080"},
-		`--page: "127.0.0.1:0", must be an address and a port`:                {"--page", "127.0.0.1:0"},
-		`--page: "127.0.0.1:8080", must not be the address of --listen`:       {"--page", "127.0.0.1:8080"},
-		`--page: "127.0.0.1:8081", must not be the address of --listen`:       {"--listen", ":8081"},
-		`--page: "[::]:8080", must not be the address of --listen`:            {"--page", "[::]:8080"},
-		`--bodies: 0, must be from 1 to 1048576 MiB`:                          {"--bodies", "0"},
-		`--depth: 0, must be at least 1`:                                      {"--depth", "0"},
-		`"30s": the command takes flags alone; an interval of --keepalive`:    {"--keepalive", "30s"},
-		`--key-env: "AN_EMPTY_KEY", but there is no such`:                     {"--key-env", "AN_EMPTY_KEY", "--teams", "f"},
-		`invalid argument "1ms" for "--keepalive" flag: must be at least 1s`:  {"--keepalive=1ms"},
-		`--quota: it stands beside --requests`:                                {"--quota", "m: 5 in"},
-		`--quota: "5 in", must be a pattern of models, a colon and limits`:    {"--quota", "5 in"},
-		`--quota: "m: 6 in" has the models of another one`:                    {"--quota", "m: 5 in", "--quota", "m: 6 in"},
-		`--estimate: "much", must be learned, asked, or a number of tokens`:   {"--estimate", "much"},
-		`--output-factor: 5, must not be negative, and is for bedrock alone`:  {"--output-factor", "5"},
-		`--unasked: -1, must not be negative`:                                 {"--unasked", "-1"},
-		`--team-inflight: -1, must not be negative`:                           {"--team-inflight", "-1"},
-		`invalid argument "soon" for "--burst" flag`:                          {"--burst", "soon"},
-		`invalid argument "" for "--quota" flag: must be a pattern of models`: {"--quota", ""},
-		`--quota: " : 5 in", must be a pattern of models, a colon and limits`: {"--quota", " : 5 in"},
-		`--quota: "5x", must be a whole number`:                               {"--quota", "m: 5x in"},
-		`--state: "/proc/levels.json": open /proc/`:                           {"--state", "/proc/levels.json"},
-		fmt.Sprintf("--state: %q: read %[1]s: is a directory", folder):        {"--state", folder},
-		`--state: "/dev/null/levels.json": mkdir /dev/null: not a directory`:  {"--state", "/dev/null/levels.json"},
-		`--upstream: "http://x", but the provider of the demonstration`:       {"--demo", "--upstream", "http://x"},
+		`the quota is missing: say --requests`:                                 {"llm"},
+		`--provider: "closedai", must be one of anthropic, bedrock`:            {"--provider", "closedai"},
+		`--upstream: it is missing; with the provider "bedrock"`:               {"--provider", "bedrock"},
+		`--upstream: "ftp://x", must be a URL such as`:                         {"--upstream", "ftp://x"},
+		`--upstream: "https://x/v1", must be a scheme and a host`:              {"--upstream", "https://x/v1"},
+		`--tokens: -1, must not be negative`:                                   {"--tokens=-1"},
+		`invalid argument "many" for "--depth" flag`:                           {"--depth", "many"},
+		`--burst: 2m0s, must be from 0s to 1m`:                                 {"--burst", "2m"},
+		`--wait: 0s, must be above 0`:                                          {"--wait", "0s"},
+		`--fair: "X-Team", must be header:NAME`:                                {"--fair", "X-Team"},
+		`--fair: "team", but without --teams`:                                  {"--fair", "team"},
+		`--fair: "none", but with --teams the teams take turns`:                {"--fair", "none", "--teams", "f", "--key-env", "HOME"},
+		`--weights: "gold", must be a team, = and a number`:                    {"--weights", "gold"},
+		`--weights: "gold=0", must be a number from 1 to 1000`:                 {"--weights", "gold=0"},
+		`--weights: "=4", must name teams, each in one line`:                   {"--weights", "=4"},
+		`--weights: the team "a" is said twice`:                                {"--weights", "a=1,a=2"},
+		`--weights: "a=2", but with --fair none`:                               {"--weights", "a=2", "--fair", "none"},
+		`--teams: "f", but without --key-env`:                                  {"--teams", "f"},
+		`--key-env: "K", but without --teams anybody could use the key`:        {"--key-env", "K"},
+		`--key-env: "a=b", must be the name of an environment variable`:        {"--key-env", "a=b", "--teams", "f"},
+		`--key-env: "NO_SUCH_KEY", but there is no such environment variable`:  {"--key-env", "NO_SUCH_KEY", "--teams", "f"},
+		`--listen: "8080", must be an address and a port`:                      {"--listen", "8080"},
+		`--page: "127.0.0.1:0", must be an address and a port`:                 {"--page", "127.0.0.1:0"},
+		`--page: "127.0.0.1:8080", must not be the address of --listen`:        {"--page", "127.0.0.1:8080"},
+		`--page: "127.0.0.1:8081", must not be the address of --listen`:        {"--listen", ":8081"},
+		`--page: "[::]:8080", must not be the address of --listen`:             {"--page", "[::]:8080"},
+		`--bodies: 0, must be from 1 to 1048576 MiB`:                           {"--bodies", "0"},
+		`--depth: 0, must be at least 1`:                                       {"--depth", "0"},
+		`"30s": the command takes flags alone; an interval of --keepalive`:     {"--keepalive", "30s"},
+		`--key-env: "AN_EMPTY_KEY", but there is no such`:                      {"--key-env", "AN_EMPTY_KEY", "--teams", "f"},
+		`invalid argument "1ms" for "--keepalive" flag: must be at least 1s`:   {"--keepalive=1ms"},
+		`--quota: it stands beside --requests`:                                 {"--quota", "m: 5 in"},
+		`--quota: "5 in", must be a pattern of models, a colon and limits`:     {"--quota", "5 in"},
+		`--quota: "m: 6 in" has the models of another one`:                     {"--quota", "m: 5 in", "--quota", "m: 6 in"},
+		`--estimate: "much", must be learned, asked, or a number of tokens`:    {"--estimate", "much"},
+		`--output-factor: 5, must not be negative, and is for bedrock alone`:   {"--output-factor", "5"},
+		`--unasked: -1, must not be negative`:                                  {"--unasked", "-1"},
+		`--team-inflight: -1, must not be negative`:                            {"--team-inflight", "-1"},
+		`invalid argument "soon" for "--burst" flag`:                           {"--burst", "soon"},
+		`invalid argument "" for "--quota" flag: must be a pattern of models`:  {"--quota", ""},
+		`--quota: " : 5 in", must be a pattern of models, a colon and limits`:  {"--quota", " : 5 in"},
+		`--quota: "5x", must be a whole number`:                                {"--quota", "m: 5x in"},
+		`--advertise: "h:1", but without --store there are no other replicas`:  {"--advertise", "h:1"},
+		`--store-fallback: 3, but without --store there are no other`:          {"--store-fallback", "3"},
+		`--store: "http://h", must begin with redis://`:                        {"--store", "http://h"},
+		`--store-fallback: -1, must not be negative`:                           {"--store", "redis://h", "--store-fallback", "-1"},
+		`no other machine reaches --listen 127.0.0.1:8080; say --listen :8080`: {"--store", "redis://h"},
+		`or --advertise localhost:8080, if all replicas are on this one`:       {"--store", "redis://h", "--listen", "localhost:8080"},
+		`--advertise: "h", must be a host and a port`:                          {"--store", "redis://h", "--advertise", "h"},
+		`--advertise: "0.0.0.0:1" is no address that the other replicas`:       {"--store", "redis://h", "--advertise", "0.0.0.0:1"},
+		`--name: "/x", must not begin with /, @ or *`:                          {"--name", "/x"},
+		`--state: "/proc/levels.json": open /proc/`:                            {"--state", "/proc/levels.json"},
+		fmt.Sprintf("--state: %q: read %[1]s: is a directory", folder):         {"--state", folder},
+		`--state: "/dev/null/levels.json": mkdir /dev/null: not a directory`:   {"--state", "/dev/null/levels.json"},
+		`--upstream: "http://x", but the provider of the demonstration`:        {"--demo", "--upstream", "http://x"},
 	} {
 		t.Run(want, func(t *testing.T) {
 			if args[0] != "llm" {
@@ -159,7 +168,19 @@ func TestTheCaddyfileOfTheGatewayIsPrinted(t *testing.T) {
 	require.Contains(t, models, "\t\t\tmodel anthropic.claude-* {\n\t\t\t\trequests 250\n\t\t\t\ttokens 400000\n\t\t\t}\n\t\t\tdefault {\n\t\t\t\trequests 5\n\t\t\t}\n"+
 		"\t\t\testimate asked\n\t\t\tunasked 4000\n\t\t\toutput_factor 5\n\t\t\tburst 50s\n")
 	require.Contains(t, models, "team_inflight 3\n")
-	for _, file := range []string{printedCaddyfile, text, models} {
+	status, replica := do(t, "llm", "--requests", "500", "--listen", ":8080", "--page", "off", "--name", "a name", "--store", "redis://:{env.A_PASSWORD}@127.0.0.1:1",
+		"--advertise", "[fd00::5]:8080", "--store-fallback", "3", "--print")
+	require.Zero(t, status, replica)
+	require.Contains(t, replica, "\tshape `a name` {\n")
+	require.Contains(t, replica, "\t\tstore `redis://:{env.A_PASSWORD}@127.0.0.1:1`\n\t\tadvertise [fd00::5]:8080\n\t\tfallback local 3\n")
+	t.Setenv("A_PASSWORD", "secret")
+	for listen, advertised := range map[string]string{"10.0.0.5:8080": `advertise 10\.0\.0\.5:8080`, ":8080": `advertise \S+:8080`} {
+		status, text := do(t, "llm", "--requests", "500", "--listen", listen, "--page", "off", "--store", "postgres://h/d", "--print")
+		require.Zero(t, status, text)
+		require.Regexp(t, advertised, text)
+		require.NotRegexp(t, `advertise (127\.|\[?::|0\.)`, text)
+	}
+	for _, file := range []string{printedCaddyfile, text, models, replica} {
 		path := writeFile(t, "Caddyfile", file)
 		status, told := do(t, "validate", "--config", path)
 		require.Zero(t, status, told)

@@ -5,11 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // BuildShaperd builds the command shaperd of this tree, and returns its path. The folder in which it is
@@ -69,12 +73,69 @@ type Gateway struct {
 // when the test ends.
 func StartLLM(t testing.TB, program, upstream, provider, options string) *Gateway {
 	t.Helper()
-	addr := address(FreePort(t))
+	return startLLM(t, program, address(FreePort(t)), "off", upstream, provider, options)
+}
+
+func startLLM(t testing.TB, program, addr, page, upstream, provider, options string) *Gateway {
+	t.Helper()
 	usage := filepath.Join(t.TempDir(), "usage.log")
-	args := []string{"llm", "--listen", addr, "--page", "off", "--upstream", upstream, "--provider", provider, "--usage", usage}
+	args := []string{"llm", "--listen", addr, "--page", page, "--upstream", upstream, "--provider", provider, "--usage", usage}
 	p := Start(t, Shaperd(t, program, append(args, strings.Fields(options)...)...))
 	p.eventually(func() error { return canConnect(addr) })
 	return &Gateway{p, "http://" + addr, usage}
+}
+
+// Replicas are several shaperd llm with one store: one of them has the line. Each can be killed, and started again at its address.
+// The methods are for the goroutine of the test.
+type Replicas struct {
+	All []*Gateway
+
+	t        testing.TB
+	start    func(addr, page string) *Gateway
+	pages    []string
+	provider string
+}
+
+// StartReplicas is [StartLLM] for so many replicas, and returns when one of them has the line. They write no state files.
+func StartReplicas(t testing.TB, n int, program, store, upstream, provider, options string) *Replicas {
+	t.Helper()
+	r := &Replicas{t: t, provider: provider, start: func(addr, page string) *Gateway {
+		return startLLM(t, program, addr, page, upstream, provider, options+" --state off --store "+store+" --advertise "+addr)
+	}}
+	for range n {
+		addr, page := address(FreePort(t)), address(FreePort(t))
+		r.All, r.pages = append(r.All, r.start(addr, page)), append(r.pages, page)
+	}
+	r.All[0].Until(func() bool { return r.Keeper() >= 0 }, "a replica has the line")
+	return r
+}
+
+// Keeper returns which replica says that it has the line; -1: none does.
+func (r *Replicas) Keeper() int {
+	return slices.IndexFunc(r.pages, func(page string) bool {
+		return strings.Contains(textAt("http://"+page+"/metrics"), "\nshaper_replica_keeper{rule=\""+r.provider+"\"} 1\n")
+	})
+}
+
+// Page returns the address of the page of a replica, without a slash at its end.
+func (r *Replicas) Page(i int) string { return "http://" + r.pages[i] }
+
+// Restart starts a replica again that has ended.
+func (r *Replicas) Restart(i int) {
+	r.t.Helper()
+	r.All[i] = r.start(strings.TrimPrefix(r.All[i].URL, "http://"), r.pages[i])
+}
+
+// textAt returns the body of an answer; "" if there is none.
+func textAt(url string) string {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Second}
+	answer, err := client.Get(url)
+	if err != nil {
+		return ""
+	}
+	defer answer.Body.Close()
+	text, _ := io.ReadAll(answer.Body)
+	return string(text)
 }
 
 // A Used is a line of the usage log of a Gateway, as far as tests look at it.
