@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+	network "k8s.io/api/networking/v1"
 	policy "k8s.io/api/policy/v1"
 	"sigs.k8s.io/yaml"
 
@@ -30,19 +31,30 @@ type cluster struct {
 	sets        map[string]apps.StatefulSet
 	services    map[string]core.Service
 	budgets     map[string]policy.PodDisruptionBudget
+	networks    map[string]network.NetworkPolicy
 }
 
+// gatewayFolder has the manifests of the gateway, which kubectl apply does not take with those of the folder above.
+const gatewayFolder = "kubernetes/gateway"
+
 // readCluster reads the manifests into the types of the API, as strictly as it does: a field that
-// there is not, or one that is there twice, is an error.
-func readCluster(t *testing.T) cluster {
+// there is not, or one that is there twice, is an error. more are folders beside that of the front.
+func readCluster(t *testing.T, more ...string) cluster {
 	c := cluster{
 		map[string]core.ConfigMap{}, map[string]apps.Deployment{}, map[string]apps.StatefulSet{},
-		map[string]core.Service{}, map[string]policy.PodDisruptionBudget{},
+		map[string]core.Service{}, map[string]policy.PodDisruptionBudget{}, map[string]network.NetworkPolicy{},
 	}
-	files, err := filepath.Glob(filepath.Join(folder, "kubernetes", "*"))
-	require.NoError(t, err)
-	require.NotEmpty(t, files)
+	var files []string
+	for _, dir := range append(more, "kubernetes") {
+		found, err := filepath.Glob(filepath.Join(folder, dir, "*"))
+		require.NoError(t, err)
+		require.NotEmpty(t, found)
+		files = append(files, found...)
+	}
 	for _, file := range files {
+		if filepath.Join(folder, gatewayFolder) == file {
+			continue
+		}
 		require.Regexp(t, `\.yaml$`, file, "kubectl apply -f takes the whole folder")
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
@@ -65,6 +77,8 @@ func (c cluster) add(t *testing.T, file string, manifest []byte) {
 		addTo(t, c.sets, file, manifest, func(o apps.StatefulSet) string { return o.Name })
 	case "v1 Service":
 		addTo(t, c.services, file, manifest, func(o core.Service) string { return o.Name })
+	case "networking.k8s.io/v1 NetworkPolicy":
+		addTo(t, c.networks, file, manifest, func(o network.NetworkPolicy) string { return o.Name })
 	case "policy/v1 PodDisruptionBudget":
 		addTo(t, c.budgets, file, manifest, func(o policy.PodDisruptionBudget) string { return o.Name })
 	default:
@@ -90,25 +104,35 @@ func (c cluster) front(t *testing.T) (d apps.Deployment, container core.Containe
 }
 
 func TestManifestsFitTogether(t *testing.T) {
-	c := readCluster(t)
-	d, _, _ := c.front(t)
-	require.EqualValues(t, 3, *d.Spec.Replicas)
-	pods := map[string]core.PodTemplateSpec{"shaperd": d.Spec.Template, "redis": c.sets["redis"].Spec.Template}
-	require.Equal(t, pods["shaperd"].Labels, d.Spec.Selector.MatchLabels)
+	c := readCluster(t, gatewayFolder)
+	pods := map[string]core.PodTemplateSpec{"redis": c.sets["redis"].Spec.Template}
 	require.Equal(t, pods["redis"].Labels, c.sets["redis"].Spec.Selector.MatchLabels)
 	require.Equal(t, "redis", c.sets["redis"].Spec.ServiceName)
-	require.Len(t, c.services, 2)
+	require.Len(t, c.services, 3)
+	for _, name := range []string{"shaperd", "gateway"} {
+		d := c.deployments[name]
+		require.EqualValues(t, 3, *d.Spec.Replicas)
+		pods[name] = d.Spec.Template
+		require.Equal(t, pods[name].Labels, d.Spec.Selector.MatchLabels)
+		budget := c.budgets[name].Spec
+		require.Equal(t, pods[name].Labels, budget.Selector.MatchLabels)
+		require.Less(t, budget.MinAvailable.IntVal, *d.Spec.Replicas, "else no node can be drained")
+		for _, spread := range d.Spec.Template.Spec.TopologySpreadConstraints {
+			require.Equal(t, pods[name].Labels, spread.LabelSelector.MatchLabels)
+		}
+	}
+	ofRedis := c.networks["redis"].Spec
+	require.Equal(t, pods["redis"].Labels, ofRedis.PodSelector.MatchLabels)
+	require.Contains(t, portsOf(pods["redis"]), ofRedis.Ingress[0].Ports[0].Port.String())
+	for _, from := range ofRedis.Ingress[0].From[0].PodSelector.MatchExpressions {
+		require.Equal(t, "app", from.Key)
+		require.ElementsMatch(t, []string{pods["shaperd"].Labels["app"], pods["gateway"].Labels["app"]}, from.Values)
+	}
 	for name, s := range c.services {
 		require.Equal(t, pods[name].Labels, s.Spec.Selector, name)
 		for _, port := range s.Spec.Ports {
 			require.Contains(t, portsOf(pods[name]), port.TargetPort.String(), name)
 		}
-	}
-	budget := c.budgets["shaperd"].Spec
-	require.Equal(t, pods["shaperd"].Labels, budget.Selector.MatchLabels)
-	require.Less(t, budget.MinAvailable.IntVal, *d.Spec.Replicas, "else no node can be drained")
-	for _, spread := range d.Spec.Template.Spec.TopologySpreadConstraints {
-		require.Equal(t, pods["shaperd"].Labels, spread.LabelSelector.MatchLabels)
 	}
 	for name, pod := range pods {
 		require.True(t, *pod.Spec.SecurityContext.RunAsNonRoot, name)

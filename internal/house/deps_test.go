@@ -142,7 +142,7 @@ const nestedPolicy = `
 	# The shaper in Caddy: its core, its HTTP server and the adapter of its Caddyfile, with what
 	# these log by. It brings everything that an operator may name in a Caddyfile, so it knows
 	# the other modules too, except for those that are for Go programs.
-	caddyshaper: std adapt shaper shaper/shared llm llm/gateway llm/promledger inspect config redisbucket pgbucket promshaper golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp github.com/caddyserver/caddy/v2/modules/logging github.com/dustin/go-humanize go.uber.org/zap go.uber.org/zap/exp/zapslog github.com/prometheus/client_golang/prometheus github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
+	caddyshaper: std adapt shaper shaper/shared llm llm/gateway llm/promledger llm/replicas inspect config redisbucket pgbucket promshaper golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp github.com/caddyserver/caddy/v2/modules/logging github.com/dustin/go-humanize go.uber.org/zap go.uber.org/zap/exp/zapslog github.com/prometheus/client_golang/prometheus github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
 
 	# Its tests run it in front of a real upstream.
 	caddyshaper tests: github.com/caddyserver/caddy/v2/caddyconfig github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy
