@@ -66,6 +66,11 @@ func (w *workers) mostAtOnce(path string) int {
 // Without a cap of all, two processes would send twice as many requests to their upstream as it has workers. A cap holds for
 // a key, for the line of fair queueing and for the site.
 func TestACapHoldsForAllProcesses(t *testing.T) {
+	t.Run("Redis", func(t *testing.T) { capHolds(t, "redis://"+servers.StartRedis(t).Addr) })
+	t.Run("PostgreSQL", func(t *testing.T) { capHolds(t, servers.StartPostgres(t).URL) })
+}
+
+func capHolds(t *testing.T, store string) {
 	const workersOfAll = 2
 	kinds := map[string]string{
 		"/key":  "limits 1000/s depth 9\n key all\n shared_inflight 2",
@@ -73,19 +78,22 @@ func TestACapHoldsForAllProcesses(t *testing.T) {
 		"/fair": "limits 1000/s depth 9\n fair {query.user}\n shared_inflight 2",
 		"/site": "limits 1000/s burst 9\n site 1000/s depth 9\n site_shared_inflight 2",
 	}
-	store := "\n store redis://" + servers.StartRedis(t).Addr + "\n"
-	directives, paths := "", []string{}
+	directives, paths := fmt.Sprintf("shape /warm warm {\n limits 100/s burst 100\n store %q\n}\n", store), []string{}
 	for path, lines := range kinds {
-		directives += "shape " + path + " " + path[1:] + " {\n " + lines + store + "}\n"
+		directives += fmt.Sprintf("shape %s %s {\n %s\n store %q\n}\n", path, path[1:], lines, store)
 		paths = append(paths, path)
 	}
-	one, w := newSite(t), newWorkers(paths...)
+	one, w := newSite(t), newWorkers(append(paths, "/warm")...)
+	close(w.end["/warm"])
 	one.upstream.serves(w.serve)
 	one.reload(directives + proxied)
 	other := newSite(t)
 	other.upstream.addr = one.upstream.addr
 	other.start(directives + proxied)
 
+	for _, s := range []*site{one, other} { // A process may have to make the table.
+		realtime.Until(t, func() bool { return s.get("/warm").status == 200 }, "the store can be asked")
+	}
 	answers := make(chan answer, len(paths)*2*3)
 	for _, s := range []*site{one, other} {
 		for user := range 3 {
