@@ -87,6 +87,7 @@ type levels interface {
 	forget(f *flow)             // the flow is deleted
 	check(l Limits) error       // why limits are not for a level; nil: they are
 	plan(p *plan)               // prepares a plan that may be put in force; the lock is not held
+	grantSeats() bool           // they grant seats, whatever the limits of a flow are
 	changes()                   // other limits are about to be put in force
 	stats() shared.Stats        // of all flows together
 	close()                     // the lines have been emptied; the lock is not held

@@ -364,7 +364,7 @@ func (l *limitsLookup[K]) lacksPlanLocked() bool {
 		return false
 	}
 	// No bucket has these Limits that the key could share.
-	return limitsNothing(l.limits) || key == key && !g.tableFull() || g.rings.Len() < keyed.MaxShared
+	return s.limitsNothing(l.limits) || key == key && !g.tableFull() || g.rings.Len() < keyed.MaxShared
 }
 
 // planLocked returns the plan of [Limits] for one more bucket, which counts as its user: the

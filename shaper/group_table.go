@@ -55,11 +55,13 @@ func (s *keyShard[K]) mayOverflow(key K) bool {
 // That bucket is used, and in overflow; nil: none.
 func (s *keyShard[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K]) bool {
 	overflow := s.group.overflow
-	return limitsNothing(l) && (used == nil || overflow.idleLocked(&used.Value, overflow.clock))
+	return s.limitsNothing(l) && (used == nil || overflow.idleLocked(&used.Value, overflow.clock))
 }
 
 // limitsNothing reports whether every request may leave at once, unless there is a hold.
-func limitsNothing(l Limits) bool { return l.Rate == rate.Inf && l.InFlight == 0 }
+func (s *keyShard[K]) limitsNothing(l Limits) bool {
+	return l.Rate == rate.Inf && l.InFlight == 0 && (s.levels == nil || !s.levels.grantSeats())
+}
 
 // usedLocked returns the bucket that a key with these [Limits] has been sharing, or another
 // key with the same home. It returns nil if there is none. s is overflow.

@@ -378,6 +378,9 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 	asks := kind == allow || kind == newcomer && f.bucket.limits.Depth == 0
 	keptOut := f.keptOutUntil() > now
 	switch {
+	case sf.Off && asks && f.waiting() == 0 && !f.hasSeat() && sf.seating.limitLocked() > f.seatsTaken() && d.phase == open && deadline > now:
+		sf.meter.asking++
+		return mustAsk, why // There may be a seat.
 	case sf.Off, d.phase == closed, d.phase == draining && kind != reentry:
 		return judges, why // The order of the reasons to refuse is the same.
 	case kind != reentry && sf.tooCostlyLocked(n):
@@ -398,11 +401,13 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 	case asks && deadline <= now: // It is too late, whatever the Bucket says.
 		return refuses, rejection{reason: refusedLate, also: missedDeadline}
 	case asks:
-		if f.bucket.cap == ownCap {
+		if f.bucket.cap == ownCap { // A seat of all is taken by ask.
 			f.lineOrNew().seatsTaken++ // It is given back if the Bucket refuses.
 		}
 		sf.meter.asking++
-		sf.breaker.Asks(now, sf.all.timeout)
+		if f.hasSeat() { // Else a seat is asked for first.
+			sf.breaker.Asks(now, sf.all.timeout)
+		}
 		return mustAsk, why
 	}
 	return estimates, why

@@ -74,10 +74,13 @@ func (s *sharedLevels) rateOf(p *plan, version int64) shared.BucketRate {
 // plan makes the rate of a plan. That takes long, so it is done before the lock is needed for it.
 func (s *sharedLevels) plan(p *plan) {
 	s.rateOf(p, 0)
-	if s.seater != nil {
+	if s.grantSeats() {
 		p.cap = grantedCap
 	}
 }
+
+// grantSeats reports whether there is a cap of all processes.
+func (s *sharedLevels) grantSeats() bool { return s.seater != nil }
 
 // check returns why a rate can't be shared.
 func (s *sharedLevels) check(l Limits) error {

@@ -78,7 +78,7 @@ func (s *seating) statsLocked() (seats, target int) {
 }
 
 // on reports whether there is a cap of all processes.
-func (s *seating) on() bool { return s.sf.all.seater != nil }
+func (s *seating) on() bool { return s.sf.all.grantSeats() }
 
 // busyLocked reports whether the flow must stay, as it has seats or asks for some.
 func (s *seating) busyLocked(now int64) bool { return s.running || s.lastsLocked(now) }
@@ -443,6 +443,19 @@ func (s *seating) endWishesLocked(lost bool) {
 	s.wishes = nil
 }
 
+// seatedLocked returns what comes of a request that has got a seat: the level is asked next, unless there is none.
+func (s *seating) seatedLocked(now int64, r *request, note func(now int64, dec decision)) (dec decision, has bool) {
+	if !s.sf.Off {
+		return dec, true
+	}
+	d, f := s.sf.d, s.sf.f
+	s.sf.meter.endAskLocked()
+	dec = d.admitLocked(f, now, r, d.judgeLocked(f, now, r))
+	r.entered = now
+	note(now, dec)
+	return dec, false
+}
+
 // reserve takes a seat for a request that must not wait in line, and asks for one if there is none. It is called for a
 // request about which [sharedFlow.decide] has answered mustAsk. If it does not get one, has is false, and dec is the decision.
 func (s *seating) reserve(r *request, note func(now int64, dec decision)) (dec decision, has bool) {
@@ -453,8 +466,9 @@ func (s *seating) reserve(r *request, note func(now int64, dec decision)) (dec d
 	if f.hasSeat() {
 		f.lineOrNew().seatsTaken++
 		s.kickLocked(now)
+		dec, has = s.seatedLocked(now, r, note)
 		d.unlockAndArm()
-		return dec, true
+		return dec, has
 	}
 	w := &seatWish{done: make(chan struct{})}
 	s.wishes = append(s.wishes, w)
@@ -473,7 +487,7 @@ func (s *seating) reserve(r *request, note func(now int64, dec decision)) (dec d
 	now = d.lockFlow(f)
 	defer d.unlockAndArm()
 	if gone == nil && w.has {
-		return dec, true
+		return s.seatedLocked(now, r, note)
 	}
 	s.wishes = slices.DeleteFunc(s.wishes, func(o *seatWish) bool { return o == w })
 	sf.meter.endWithoutSeatLocked()

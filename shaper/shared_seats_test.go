@@ -4,9 +4,16 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"golang.org/x/time/rate"
+	"io"
 	"maps"
+	"math"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -694,6 +701,210 @@ func TestWantCountsThoseWhomSeatsWillNotReach(t *testing.T) {
 			require.Equal(t, c.wants, asked[len(asked)-1].asked.Want, "%+v: %v", c, p.told(0))
 		})
 	}
+}
+
+// Each key of a Group has the cap, also one that shares a bucket or has no rate; and a key with seats keeps its bucket.
+func TestEachKeyOfAGroupHasTheCap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(ms, ms)
+		limits := func(key string) (shaper.Limits, error) {
+			l := must(shaper.ParseLimits(quick))
+			if key == "inf" || key == "inf, no line" {
+				l.Rate, l.Burst = rate.Inf, 0
+			}
+			if key == "inf, no line" {
+				l.Depth = 0
+			}
+			return l, nil
+		}
+		o := shared.Options{InFlight: 2}
+		one, other := sharedGroupOf(t, m, limits, o, shaper.WithMaxKeys(3)), sharedGroupOf(t, m, limits, o, shaper.WithMaxKeys(3))
+		call := func(g *shaper.Group[string], key string, takes time.Duration) error {
+			return g.Do(context.Background(), key, 1, func(context.Context) error { time.Sleep(takes); return nil })
+		}
+		keys := []string{"a", "inf", "b", "overflow"}
+		for _, key := range keys { // Before the guard has ended nobody leaves.
+			for _, g := range []*shaper.Group[string]{one, other} {
+				for range 2 {
+					go func() { _ = call(g, key, 30*time.Second) }()
+				}
+				time.Sleep(10 * ms)
+			}
+		}
+		time.Sleep(12 * time.Second)
+		for _, key := range keys[:3] {
+			require.Equal(t, 2, one.Limiter(key).Stats().InFlight+other.Limiter(key).Stats().InFlight, key)
+			require.Equal(t, 2, one.Limiter(key).Stats().Waiting+other.Limiter(key).Stats().Waiting, key)
+		}
+		for range 2 {
+			go func() { _ = call(one, "overflow", 10*time.Second) }()
+		}
+		time.Sleep(time.Second)
+		require.Equal(t, []int{2, 2}, []int{one.Limiter("overflow").Stats().InFlight, one.Limiter("overflow").Stats().Waiting}, "a bucket that keys share")
+		ids := map[string]bool{}
+		for _, e := range m.Log() {
+			if e.Op == "Seats" {
+				ids[e.Seating.ID] = true
+				require.GreaterOrEqual(t, len(e.Seating.ID), 22, "128 random bits")
+			}
+		}
+		require.GreaterOrEqual(t, len(ids), 2)
+		time.Sleep(25 * time.Second)
+		for _, key := range keys[:3] {
+			require.Equal(t, 2, one.Limiter(key).Stats().InFlight+other.Limiter(key).Stats().InFlight, key)
+			require.Equal(t, 0, one.Limiter(key).Stats().Waiting+other.Limiter(key).Stats().Waiting, key)
+		}
+		time.Sleep(time.Minute)
+		require.NoError(t, call(one, "a", ms))
+		time.Sleep(3 * time.Second) // The bucket of a key without seats would be gone.
+		m.ClearLog()
+		require.NoError(t, call(one, "a", ms), "its seat is still there")
+		for _, e := range m.Log() {
+			require.NotEqual(t, "Seats", e.Op)
+		}
+		time.Sleep(time.Minute)
+		require.Zero(t, one.Stats().Keys, "and is given back")
+
+		require.ErrorIs(t, call(one, "inf, no line", ms), shaper.ErrQueueFull, "the guard")
+		time.Sleep(4 * time.Second)
+		for range 2 {
+			go func() { _ = call(one, "inf, no line", 20*time.Second) }()
+		}
+		time.Sleep(time.Second)
+		require.Equal(t, 2, one.Limiter("inf, no line").Stats().InFlight)
+		require.ErrorIs(t, call(other, "inf, no line", ms), shaper.ErrQueueFull)
+		require.ErrorIs(t, call(one, "inf, no line", ms), shaper.ErrQueueFull)
+		time.Sleep(time.Minute)
+		require.NoError(t, call(other, "inf, no line", ms))
+	})
+}
+
+// A cap of all needs a Bucket that can count, and is a number of which a Bucket keeps the sum in 32 bits.
+func TestAMistakenCapIsNamed(t *testing.T) {
+	limits := shaper.Limits{Rate: 1}
+	for _, c := range []struct {
+		bucket   shared.Bucket
+		inFlight int
+		want     string
+	}{
+		{buckettest.NewMemory(), -1, "Options.InFlight is -1, must be from 1 to 2147483647, or 0 for no cap of all processes"},
+		{buckettest.NewMemory(), math.MinInt, "must be from 1 to 2147483647"},
+		{buckettest.NewMemory(), math.MaxInt, "must be from 1 to 2147483647"},
+		{holdless{buckettest.NewMemory()}, 7, "Options.InFlight is 7, but a shaper_test.holdless is no shared.Seater, and can't count the requests in flight"},
+	} {
+		if c.inFlight == math.MaxInt && strconv.IntSize == 32 {
+			continue // That is the greatest.
+		}
+		_, err := shaper.New(limits, shaper.WithBucket(c.bucket, "k", shared.Options{InFlight: c.inFlight}))
+		require.ErrorContains(t, err, "shaper: New: ")
+		require.ErrorContains(t, err, c.want)
+		_, err = shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }, shaper.WithBuckets(c.bucket, ownKey, shared.Options{InFlight: c.inFlight}))
+		require.ErrorContains(t, err, c.want)
+	}
+	s, err := shaper.New(limits, shaper.WithBucket(holdless{buckettest.NewMemory()}, "k", shared.Options{}))
+	require.NoError(t, err, "without a cap no Bucket need count")
+	require.NoError(t, s.Wait(t.Context()))
+	require.NoError(t, s.Close())
+}
+
+// With a cap of all a request has to say when it ends, as with Limits.InFlight, and whoever runs it for its caller does so.
+func TestWhatRunsARequestGivesItsSeatBack(t *testing.T) {
+	withSeats(t, 2, 1, quick, func(f *seatFleet) {
+		p := f.all[0]
+		require.ErrorContains(t, p.Wait(context.Background()), "use Acquire or Do")
+		require.False(t, p.Allow())
+		require.Zero(t, p.Stats().Refused)
+		type embeds struct{ *shaper.Shaper }
+		for name, l := range map[string]shaper.Limiter{"a Shaper": p.Shaper, "a type that embeds one": embeds{p.Shaper}, "a Chain": shaper.Chain(p.Shaper)} {
+			ran := 0
+			h := shaper.Middleware(l)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran = p.inFlight() }))
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/", nil))
+			require.Equal(t, http.StatusOK, w.Code, name)
+			require.Equal(t, 1, ran, name)
+			require.Zero(t, p.inFlight(), name)
+
+			transport := shaper.Transport{Limiter: l, Base: roundTripFunc(func(*http.Request) (*http.Response, error) {
+				ran = p.inFlight()
+				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("body"))}, nil
+			})}
+			r := httptest.NewRequestWithContext(context.Background(), http.MethodGet, "http://upstream.invalid/", nil)
+			r.RequestURI, ran = "", 0
+			res, err := transport.RoundTrip(r)
+			require.NoError(t, err)
+			require.Equal(t, []int{1, 1}, []int{ran, p.inFlight()}, name)
+			require.NoError(t, res.Body.Close())
+			require.Zero(t, p.inFlight(), name)
+		}
+		require.Panics(t, func() { _ = p.Do(context.Background(), 1, func(context.Context) error { panic("the function") }) })
+		require.Zero(t, p.inFlight())
+		ctx, cancel := context.WithCancel(context.Background())
+		p.come(2, time.Minute)
+		f.at(time.Second)
+		go func() { _, _ = p.Acquire(ctx, 1) }()
+		synctest.Wait()
+		require.Equal(t, 1, p.Stats().Waiting)
+		cancel()
+		synctest.Wait()
+		require.Equal(t, []int{2, 0}, []int{p.inFlight(), p.Stats().Waiting})
+	})
+}
+
+// The lesser of both caps holds, and Limits.InFlight may change, also from and to 0.
+func TestLimitsInFlightStaysEachProcesssOwn(t *testing.T) {
+	withSeats(t, 6, 2, quick, func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		stop := a.saturate(20, time.Second)
+		defer stop()
+		set := func(n int) {
+			l := a.Limits()
+			l.InFlight = n
+			require.NoError(t, a.SetLimits(l))
+		}
+		for i, n := range []int{0, 2, 0, 5, 9} {
+			set(n)
+			f.at(time.Duration(10*i+9) * time.Second)
+			want := 6
+			if n > 0 {
+				want = min(n, 6)
+			}
+			require.Equal(t, want, a.inFlight(), "InFlight %d", n)
+			require.Equal(t, want, a.Stats().Bucket.Seats)
+			require.Equal(t, n, a.Limits().InFlight)
+		}
+		set(2)
+		b.come(4, time.Second)
+		f.at(51 * time.Second)
+		require.Len(t, b.lefts(0), 4, "what it can't use any more is given back at once")
+	})
+}
+
+// Estimates of waits count the seats that this process has, and for whom a seat may be asked takes no place in line.
+func TestPredictionsUseTheSeatsThatThereAre(t *testing.T) {
+	withSeats(t, 4, 2, "10000/s burst 10000 depth 1", func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		for range 4 { // A place in line is for those whom the cap keeps waiting, not for those who wait for an answer.
+			f.wg.Go(func() { _ = a.call(context.Background(), 10*time.Second) })
+		}
+		f.at(10 * ms)
+		require.Equal(t, 4, a.inFlight())
+		f.at(11 * time.Second)
+		f.wg.Go(func() { _ = b.call(context.Background(), 10*time.Second) }) // It waits for a seat from now on.
+		for range 4 {
+			f.wg.Go(func() { _ = a.call(context.Background(), 10*time.Second) })
+		}
+		f.at(12 * time.Second)
+		require.Equal(t, 4, a.inFlight())
+		require.Equal(t, 1, b.Stats().Waiting)
+		require.Zero(t, b.Stats().Free)
+		wait, err := a.Forecast(1)
+		require.NoError(t, err)
+		require.Equal(t, 2500*ms, wait.Round(10*ms), "one of four calls of 10 s ends")
+		err = b.call(context.Background(), ms)
+		require.Equal(t, shaper.ErrQueueFull, refusal(t, err).Reason, "the line has one place")
+		require.Positive(t, refusal(t, err).RetryAfter)
+	})
 }
 
 // gaps returns the times in which a process had no seats whose lease lasted: from the end of each lease to the answer after
