@@ -11,10 +11,10 @@ import (
 // a rolling minute. The others' are taken to be buckets, too.
 type limits struct{ requests, tokens, input, output counter }
 
-func newLimits(q llm.Quota, isRolling bool) (l limits) {
+func newLimits(q llm.Quota, minute time.Duration, isRolling bool) (l limits) {
 	l.each(q, func(c *counter, n int) {
-		if *c = (&bucket{limit: int64(n), at: time.Now()}); isRolling {
-			*c = &rolling{limit: n}
+		if *c = (&bucket{limit: int64(n), token: int64(minute), at: time.Now()}); isRolling {
+			*c = &rolling{limit: n, minute: minute}
 		}
 	})
 	return l
@@ -66,11 +66,10 @@ func (l *limits) take(q llm.Quota, now time.Time) {
 // a minute's nanoseconds, so that it drains by limit units in a nanosecond.
 type bucket struct {
 	limit int64 // tokens in a minute; 0: there is no limit
+	token int64 // the nanoseconds of a minute
 	level int64
 	at    time.Time // of level
 }
-
-const token = int64(time.Minute)
 
 func (b *bucket) drain(now time.Time) {
 	if elapsed := int64(now.Sub(b.at)); elapsed > 0 {
@@ -85,7 +84,7 @@ func (b *bucket) drain(now time.Time) {
 
 func (b *bucket) untilFits(n int, now time.Time) (wait time.Duration, possible bool) {
 	b.drain(now)
-	switch over := b.level + int64(n)*token - b.limit*token; {
+	switch over := b.level + int64(n)*b.token - b.limit*b.token; {
 	case b.limit == 0 || over <= 0 || n == 0:
 		return 0, true
 	case int64(n) > b.limit:
@@ -98,7 +97,7 @@ func (b *bucket) untilFits(n int, now time.Time) (wait time.Duration, possible b
 func (b *bucket) take(n int, now time.Time) {
 	b.drain(now)
 	if b.limit > 0 {
-		b.level = max(0, b.level+int64(n)*token)
+		b.level = max(0, b.level+int64(n)*b.token)
 	}
 }
 
@@ -106,7 +105,7 @@ func (b *bucket) size() int { return int(b.limit) }
 
 func (b *bucket) remaining(now time.Time) int {
 	b.drain(now)
-	return int(max(0, b.limit*token-b.level) / token)
+	return int(max(0, b.limit*b.token-b.level) / b.token)
 }
 
 func (b *bucket) untilFull(now time.Time) time.Duration {
@@ -119,9 +118,10 @@ func (b *bucket) untilFull(now time.Time) time.Duration {
 
 // A rolling counts what was used in the minute that ends now.
 type rolling struct {
-	limit int // 0: there is none
-	used  []used
-	sum   int
+	limit  int // 0: there is none
+	minute time.Duration
+	used   []used
+	sum    int
 }
 
 type used struct {
@@ -131,7 +131,7 @@ type used struct {
 
 // forget forgets what is a minute ago.
 func (r *rolling) forget(now time.Time) {
-	for len(r.used) > 0 && now.Sub(r.used[0].at) >= time.Minute {
+	for len(r.used) > 0 && now.Sub(r.used[0].at) >= r.minute {
 		r.sum -= r.used[0].n
 		r.used = r.used[1:]
 	}
@@ -151,7 +151,7 @@ func (r *rolling) untilFits(n int, now time.Time) (wait time.Duration, possible 
 			break
 		}
 		left -= u.n
-		wait = u.at.Add(time.Minute).Sub(now)
+		wait = u.at.Add(r.minute).Sub(now)
 	}
 	return wait, true
 }
@@ -175,5 +175,5 @@ func (r *rolling) untilFull(now time.Time) time.Duration {
 	if r.forget(now); len(r.used) == 0 {
 		return 0
 	}
-	return r.used[len(r.used)-1].at.Add(time.Minute).Sub(now)
+	return r.used[len(r.used)-1].at.Add(r.minute).Sub(now)
 }

@@ -13,6 +13,7 @@
 package llmtest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -54,6 +55,9 @@ type Config struct {
 
 	// Quota has the limits. Each is a bucket of a minute's quota that drains evenly, and for Gemini a rolling minute.
 	Quota llm.Quota
+
+	// Minute is how long a minute of the Quota lasts, for tests that play a long time in a short one; 0: a minute.
+	Minute time.Duration
 
 	// OutputFactor is how many tokens Bedrock counts for a token of output when a call ends; 0 means 1.
 	OutputFactor int
@@ -128,7 +132,7 @@ func New(c Config) *Server {
 	if dialects[c.Dialect] == nil {
 		panic(fmt.Sprintf("llmtest: there is no Dialect %q", c.Dialect))
 	}
-	return &Server{config: c, limits: newLimits(c.Quota, c.Dialect == Gemini)}
+	return &Server{config: c, limits: newLimits(c.Quota, cmp.Or(c.Minute, time.Minute), c.Dialect == Gemini)}
 }
 
 // Stats returns the counts so far.

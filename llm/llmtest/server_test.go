@@ -122,6 +122,28 @@ func TestACallThatDoesNotFitIsRefused(t *testing.T) {
 	}
 }
 
+// Where a minute lasts 6 s, as much fits within those, in a bucket and in a rolling minute.
+func TestAMinuteMayBeShorter(t *testing.T) {
+	for d, wait := range map[llmtest.Dialect]time.Duration{llmtest.Compatible: 600 * time.Millisecond, llmtest.Gemini: 6 * time.Second} {
+		t.Run(string(d), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := llmtest.New(llmtest.Config{Dialect: d, Quota: llm.Quota{Requests: 10}, Minute: 6 * time.Second})
+				status := func() int {
+					response, _ := send(t, s, request(d, 100, 1, false))
+					return response.StatusCode
+				}
+				for range 10 {
+					require.Equal(t, http.StatusOK, status())
+				}
+				time.Sleep(wait - time.Nanosecond)
+				require.Equal(t, http.StatusTooManyRequests, status())
+				time.Sleep(time.Nanosecond)
+				require.Equal(t, http.StatusOK, status())
+			})
+		})
+	}
+}
+
 // OpenAI counts refused requests too, so who sends again at once is refused for longer.
 func TestRefusedRequestsCountAtOpenAI(t *testing.T) {
 	for i, want := range []int{5, 1, 2, 1, 1} {
