@@ -482,6 +482,10 @@ func TestMain(m *testing.M) {
 		work(text)
 		return
 	}
+	if text := os.Getenv(gatewayVariable); text != "" {
+		serveGateway(text)
+		return
+	}
 	if err := flag.Set("test.parallel", fleets); err != nil { // The command line is read later, and wins.
 		panic(err)
 	}
