@@ -330,10 +330,11 @@ func (f *fleet) others(but *node) (others []*node) {
 // once checks that no call was sent twice.
 func (f *fleet) once() {
 	f.t.Helper()
-	seen := map[string]bool{}
+	seen := map[string]sent{}
 	for _, s := range f.got() {
-		require.Falsef(f.t, seen[s.call], "the call %s was sent twice", s.call)
-		seen[s.call] = true
+		before, isTwice := seen[s.call]
+		require.Falsef(f.t, isTwice, "sent twice: %+v and %+v", before, s)
+		seen[s.call] = s
 	}
 }
 

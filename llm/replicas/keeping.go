@@ -197,12 +197,6 @@ func (r *Replica) heard(asked time.Time, looked bool, kept shared.Kept) (next ti
 	if r.isApart = false; wasApart {
 		r.moveLocked()
 	}
-	for w := range r.ways {
-		if w.to != r.id && w.to != kept.ID && !w.isDoomed {
-			w.isDoomed = true
-			time.AfterFunc(grace, w.move)
-		}
-	}
 	isClosing := r.isClosing
 	r.mu.Unlock()
 	if wasApart {
@@ -260,7 +254,19 @@ func (r *Replica) follows(kept shared.Kept, t told) (next time.Duration) {
 		r.config.Log.Info("another replica has the line", "address", t.Address)
 	}
 	r.keeper = t
+	r.recallLocked()
 	return every
+}
+
+// recallLocked takes back the calls that were passed to replicas before the one that has the line: they let none leave any more. As
+// long as none has the line, one of them may have it still, although the store has lost that.
+func (r *Replica) recallLocked() {
+	for w := range r.ways {
+		if w.to != r.id && w.to != r.keeper.ID && !w.isRecalled {
+			w.isRecalled = true
+			time.AfterFunc(grace, w.move)
+		}
+	}
 }
 
 // keeps notes that this replica keeps the key.
@@ -327,6 +333,7 @@ func (r *Replica) renewLocked(asked time.Time) {
 func (r *Replica) openLocked() {
 	r.isOpen, r.since, r.before = true, time.Now(), nil
 	r.keeper = told{ID: r.id, Address: r.config.Advertise, Secret: r.secret}
+	r.recallLocked()
 	r.config.Log.Info("this replica has the line")
 }
 

@@ -61,7 +61,7 @@ type way struct {
 	body   *body  // of a call that has come in here
 	cancel context.CancelCauseFunc
 
-	isDoomed bool // for the goroutine of run: the other replica no longer keeps the key
+	isRecalled bool // for the goroutine of run
 
 	at       place // the lock of the Replica guards it
 	wasSent  bool  // likewise: to the provider

@@ -380,6 +380,22 @@ func TestTheStoreLosesItsState(t *testing.T) {
 	})
 }
 
+// What was passed on stays where it is while the store has lost its state: the one that has the line may let it leave at any moment.
+func TestALossOfStateRecallsNoCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst})
+		k := f.keeper()
+		k.line.Hold(5 * time.Second)
+		n := f.others(k)[0]
+		r := f.call(n.number, "a", "passed")
+		time.Sleep(500 * time.Millisecond)
+		f.store.Wipe()
+		require.Equal(t, 200, (<-r).status)
+		require.Equal(t, uint64(1), n.State().Passed)
+		require.Len(t, k.begins, 1)
+	})
+}
+
 // A hold goes on with the next replica that has the line: as it is after a Shutdown, and as it was at the last renewal after a death.
 func TestAHoldGoesOnAtTheNextReplica(t *testing.T) {
 	for name, ends := range map[string]func(*testing.T, *node){
