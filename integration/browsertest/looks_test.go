@@ -218,8 +218,13 @@ var (
 	shortTime   = regexp.MustCompile(`"(oldest_wait_s|waited_s|idle_s|leaves_in_s)":[\d.e-]+`)
 )
 
+// seatsOfMany is the JSON of a shared bucket with the greatest cap of all processes.
+const seatsOfMany = `"shared":{"state":"shared","error":null,"rtt_s":0.001,"share":0.25,"lateness_s":0.02,"held":123456,"ahead":123456,` +
+	`"in_flight_max":2147483647,"seats":1234567890,"round_trips":1,"failures":0,"leased":1,"dropped":0,"given_back":0}`
+
 // enlarged is JSON of the Inspector's with the figures that a source of 100,000/s has after some hours.
 func enlarged(text string) string {
+	text = strings.ReplaceAll(text, `"shared":null`, seatsOfMany)
 	return shortTime.ReplaceAllString(smallFigure.ReplaceAllString(text, `"$1":1234567`), `"$1":12345.6`)
 }
 
@@ -304,6 +309,7 @@ func TestNothingOverlapsWhateverTheFigures(t *testing.T) {
 	await(p, "the quota is there", text("#quota-hint"), func(hint string) bool { return hint != "" })
 	await(p, "the table is there", rows, func(ids []string) bool { return len(ids) == 50 })
 	await(p, "the detail is there", text("#limits-text"), func(limits string) bool { return limits != "" })
+	p.shows("the cap of all is there", "#tiles [data-tile=in_flight]", "of at most 2.15 G, of all")
 	at := time.Now()
 	for _, width := range []int64{320, 390, 719, 721, 768, 1024, 1198, 1200, 1280, 1920} {
 		p.do(chromedp.EmulateViewport(width, 900))
