@@ -19,6 +19,8 @@ import (
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/internal/made"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // overridden returns the bucket of a key, and the name of its rule.
@@ -572,6 +574,28 @@ func TestALineIsHeldAndReleased(t *testing.T) {
 		time.Sleep(time.Minute)
 		c.post(t, "/api/release", `{"source":"one"}`)
 		require.Equal(t, []string{"held", "the hold has ended", "held", "released", "released, but it was not held"}, whats(c.changes(t)))
+	})
+}
+
+// A hold that processes have together stays in their Bucket, and nobody must be told that it has ended.
+func TestAHoldOfAllProcessesIsNotToldToBeReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := made.Shaper(t, "50/s depth 9", shaper.WithBucket(buckettest.NewMemory(), "k", shared.Options{}))
+		c := newConsole(t, inspect.Of(s))
+		start, left := time.Now(), make(chan time.Duration, 1)
+		c.post(t, "/api/hold", `{"source":"one","for":"30s"}`)
+		go func() {
+			if s.Wait(t.Context()) == nil {
+				left <- time.Since(start)
+			}
+		}()
+		time.Sleep(10 * time.Second)
+		c.post(t, "/api/release", `{"source":"one"}`)
+		require.GreaterOrEqual(t, <-left, 30*time.Second)
+		c.post(t, "/api/release", `{"source":"one"}`)
+		require.Equal(t, []string{
+			"held", "released in this process alone: a hold that the processes with this bucket have together ends by itself", "released, but it was not held",
+		}, whats(c.changes(t)))
 	})
 }
 

@@ -198,7 +198,8 @@ func (c *controller) hold(want command) (change, error) {
 	return c.tell(key, want.who, what, a.record), nil
 }
 
-// release ends all holds of a line, whoever set them.
+// release ends all holds of a line, whoever set them; but not one that the processes have together, which a Bucket keeps until
+// it ends.
 func (c *controller) release(want command) (change, error) {
 	key := changeKey{of: want.of, hold: true}
 	c.take(key)
@@ -216,8 +217,11 @@ func (c *controller) release(want command) (change, error) {
 	want.ref.hold(0)
 	c.stop(key)
 	what := "released"
-	if !held {
+	switch b := st.Bucket; {
+	case !held:
 		what = "released, but it was not held"
+	case b.State != "" && !b.HoldsAlone:
+		what = "released in this process alone: a hold that the processes with this bucket have together ends by itself"
 	}
 	return c.tell(key, want.who, what, r.ended(released, want.who)), nil
 }

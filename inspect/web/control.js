@@ -15,7 +15,7 @@ export class Control {
     byId("hold").addEventListener("submit", (event) => {
       this.send(event, "hold", { for: event.target.elements.duration.value }, (until) => `Held until ${clock(until)}.`);
     });
-    byId("release").addEventListener("click", (event) => this.send(event, "release", {}, () => "Released: no hold is in force."));
+    byId("release").addEventListener("click", (event) => this.send(event, "release", {}, (_, what) => (what === "released" ? "Released: no hold is in force." : `${what[0].toUpperCase()}${what.slice(1)}.`)));
     byId("put-back").addEventListener("click", (event) => this.send(event, "reset", {}, (_, what) => `Put back: ${what}.`));
   }
 

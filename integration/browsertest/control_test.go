@@ -62,9 +62,18 @@ func TestWithTheTokenLimitsChangeAndComeBack(t *testing.T) {
 	result("hold", "Held until")
 	require.False(t, u.Stats().HeldUntil.IsZero())
 	p.click("#release")
-	result("release", "eleased")
+	result("release", "Released: no hold is in force.")
 	require.Zero(t, u.Stats().HeldUntil)
 	require.NotContains(t, eval[string](p, `document.documentElement.outerHTML + location + JSON.stringify({...localStorage, ...sessionStorage}) + document.cookie`), token)
+
+	s.shaper("shared", "20/s depth 40", shaper.WithBucket(buckettest.NewMemory(), "k", shared.Options{}))
+	p = s.openPage(t, linkTo("source", "shared"))
+	p.set("#token", token)
+	p.set("#hold [name=duration]", "10m")
+	p.click("#hold button:not([type=button])")
+	result("a hold of all processes", "Held until")
+	p.click("#release")
+	result("is not released", "Released in this process alone: a hold that the processes with this bucket have together ends by itself.")
 }
 
 // origin is the origin of the scene's own page.
