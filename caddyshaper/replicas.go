@@ -92,6 +92,7 @@ type fleet struct {
 	replica   atomic.Pointer[replicas.Replica]
 	begun     chan struct{}
 	takesPart bool
+	hasMoved  atomic.Bool // a configuration has another fleet for the lines, or none
 }
 
 // acquireFleet returns the fleet of settings, with one more user; nil: there is one process.
@@ -163,7 +164,10 @@ func joinFleets() {
 			wanted[s.fleet] = true
 		}
 	}
-	leaveFleetsLocked(func(f *fleet) bool { return !wanted[f] })
+	leaveFleetsLocked(func(f *fleet) bool {
+		f.hasMoved.Store(!wanted[f])
+		return !wanted[f]
+	})
 	for f := range wanted {
 		if f.takesPart {
 			continue
@@ -197,6 +201,9 @@ func leaveFleetsLocked(leaves func(*fleet) bool) {
 		leaving.Go(func() {
 			if err := f.replica.Load().Shutdown(ctx); err != nil {
 				f.log.Warn("the line could not be handed on; the next replica begins when this one's time is over, with full levels", "error", err)
+			}
+			if f.hasMoved.Load() {
+				f.close() // Calls in line go on by the configuration in force.
 			}
 		})
 		return true
@@ -235,6 +242,7 @@ func (f *fleet) begin() error {
 		return err
 	}
 	f.takesPart = true
+	f.hasMoved.Store(false)
 	if before := f.replica.Swap(r); before == nil {
 		close(f.begun)
 	} else {
@@ -248,7 +256,7 @@ func (s *Shape) inFleet(lines http.Handler) http.Handler {
 	if s.fleet == nil {
 		return lines
 	}
-	here := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.here = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := callOf(r)
 		c.way.enterHere(s, r)
 		defer func() { c.way.isHere = false }()
@@ -271,17 +279,31 @@ func (s *Shape) inFleet(lines http.Handler) http.Handler {
 			u := *came.URL
 			r.URL, r.RequestURI = &u, came.RequestURI
 		}
-		c.way.replica.Wrap(here).ServeHTTP(c.way, r)
+		c.way.replica.Wrap(s.here).ServeHTTP(c.way, r)
 	})
+}
+
+// goOn lets a call go on by the configuration in force, which has another fleet for the lines, or none.
+func (s *Shape) goOn(r *http.Request) {
+	w := callOf(r).way
+	w.replica = nil
+	for _, f := range takingPart() { // It waits for a configuration that is just being put in force.
+		if f.key.name == s.fleet.key.name {
+			w.replica = f.replica.Load()
+			w.replica.Wrap(s.here).ServeHTTP(w, r)
+			return
+		}
+	}
+	s.here.ServeHTTP(w, r)
 }
 
 // A way is the ResponseWriter of a call that this replica or another may answer.
 type way struct {
 	*caddyhttp.ResponseWriterWrapper
 	call    *call
-	replica *replicas.Replica
-	before  http.Header // of the response, by the handlers in front
-	isHere  bool        // the call is in the lines of this replica, or is answered by it
+	replica *replicas.Replica // nil: there is none any more
+	before  http.Header       // of the response, by the handlers in front
+	isHere  bool              // the call is in the lines of this replica, or is answered by it
 
 	// As handlers in front have left them, for the lines here.
 	url *url.URL
@@ -292,6 +314,9 @@ type way struct {
 func (w *way) enterHere(s *Shape, r *http.Request) {
 	w.isHere = true
 	r.URL, r.RequestURI = w.url, w.uri
+	if w.replica == nil {
+		return
+	}
 	if key, ok := w.replica.TeamOf(r); ok { // Another replica may have passed the call here, without its token.
 		w.call.key, w.call.isStranger = key, false
 		if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
@@ -342,7 +367,12 @@ func (f *fleet) parts() int {
 }
 
 // leaves is [gateway.Config].Leaves.
-func leaves(w http.ResponseWriter, r *http.Request) error { return callOf(r).way.replica.Leaves(w, r) }
+func leaves(w http.ResponseWriter, r *http.Request) error {
+	if replica := callOf(r).way.replica; replica != nil {
+		return replica.Leaves(w, r)
+	}
+	return nil
+}
 
 // words say who has the line; "" if there is one process.
 func (f *fleet) words() string {
@@ -374,6 +404,10 @@ var errNoKeeper = errors.New("no replica has the line, or the one that had the c
 
 // unavailable responds to a call that no replica could serve.
 func (s *Shape) unavailable(w http.ResponseWriter, r *http.Request, status int, after time.Duration) {
+	if status == http.StatusServiceUnavailable && s.fleet.hasMoved.Load() {
+		s.goOn(r)
+		return
+	}
 	c := callOf(r)
 	c.way.isHere = true
 	c.tell("unavailable")

@@ -177,6 +177,7 @@ type Shape struct {
 	gateway *gateway.Gateway // the first of models; nil: there is no Quota
 	models  gateway.Models
 	fleet   *fleet         // of the replicas; nil: this process is the only one
+	here    http.Handler   // the lines behind the fleet
 	tokens  *gateway.Teams // nil: no call needs a token
 	usage   *usageLog      // nil: none
 	keyOf   keyFunc

@@ -202,6 +202,7 @@ func (r *Replica) serve(w http.ResponseWriter, req *http.Request, line http.Hand
 			w.WriteHeader(statusGone)
 			return
 		case status != 0:
+			req.Body = body.reader() // Whoever responds may let the call go on elsewhere.
 			r.config.Unavailable(w, req, status, lease)
 			return
 		}

@@ -59,7 +59,7 @@ type Config struct {
 	Bodies int64
 
 	// Unavailable responds to a call with status 502 or 503, and says after which time it may come again unless that is 0; nil:
-	// without a body.
+	// without a body. With 503 the call can still be served elsewhere, with its body.
 	Unavailable func(w http.ResponseWriter, r *http.Request, status int, retryAfter time.Duration)
 
 	Transport http.RoundTripper // to the other replicas; nil: one of its own
