@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -296,6 +297,70 @@ func TestShaperdRunsWithTheConfigMap(t *testing.T) {
 	}, "it notices the new file, and that it has a mistake")
 
 	require.Zero(t, s.Stop(syscall.SIGTERM))
+}
+
+// The pods of the gateway have one line through the Service's Redis, at the addresses that they advertise.
+func TestThePodsOfTheGatewayHaveOneLine(t *testing.T) {
+	t.Parallel()
+	binary := program(t)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	c := readCluster(t, gatewayFolder)
+	d := c.deployments["gateway"]
+	require.Len(t, d.Spec.Template.Spec.Containers, 1)
+	container, ports := d.Spec.Template.Spec.Containers[0], portsOf(d.Spec.Template)
+	require.Equal(t, "status.podIP", container.Env[0].ValueFrom.FieldRef.FieldPath)
+	require.Contains(t, container.Args, fmt.Sprintf("--store-fallback=%d", *d.Spec.Replicas))
+	whole := time.Duration(*d.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
+	drain := time.Duration(container.Lifecycle.PreStop.Sleep.Seconds) * time.Second
+	require.Greater(t, whole, drain+time.Minute+5*time.Second, "shaperd llm gives calls a minute, and the kubelet kills what still runs then")
+	store := c.services["redis"]
+	redis := servers.StartRedis(t)
+	came := make(chan string, 10)
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		came <- r.URL.Path
+		_, _ = io.WriteString(w, "{}")
+	}))
+	t.Cleanup(upstream.Close)
+
+	var pods []*servers.Process
+	var fronts, pages []string
+	for range int(*d.Spec.Replicas) {
+		front, page := fmt.Sprintf("127.0.0.1:%d", servers.FreePort(t)), fmt.Sprintf("127.0.0.1:%d", servers.FreePort(t))
+		args := []string{}
+		for _, arg := range container.Args {
+			args = append(args, strings.NewReplacer(
+				fmt.Sprintf("=:%d", ports["http"]), "="+front, fmt.Sprintf("=:%d", ports["metrics"]), "="+page,
+				fmt.Sprintf("=$(%s):%d", container.Env[0].Name, ports["http"]), "="+front,
+				fmt.Sprintf("redis://%s:%d", store.Name, store.Spec.Ports[0].Port), "redis://"+redis.Addr,
+			).Replace(arg))
+		}
+		pod := servers.Start(t, servers.Shaperd(t, binary, append(args, "--upstream", upstream.URL)...))
+		pod.Says("Other replicas reach this one at " + front)
+		pods, fronts, pages = append(pods, pod), append(fronts, "http://"+front), append(pages, "http://"+page)
+	}
+	keepers := func() (n int) {
+		for _, page := range pages {
+			_, metrics := get(page + "/metrics")
+			n += strings.Count(metrics, `shaper_replica_keeper{rule="openai"} 1`)
+		}
+		return n
+	}
+	pods[0].Until(func() bool { return keepers() == 1 }, "one has the line")
+	for i, front := range fronts {
+		for _, probe := range []*core.Probe{container.ReadinessProbe, container.LivenessProbe} {
+			require.Equal(t, "http", probe.HTTPGet.Port.String())
+			status, _ := get(front + probe.HTTPGet.Path)
+			require.Equal(t, http.StatusOK, status)
+		}
+		path := fmt.Sprintf("/v1/models/%d", i)
+		status, _ := get(front + path)
+		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, path, <-came)
+	}
+	require.Equal(t, 1, keepers())
+	for _, pod := range pods {
+		require.Zero(t, pod.Stop(syscall.SIGTERM))
+	}
 }
 
 // root is the tree.
