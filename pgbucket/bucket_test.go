@@ -3,6 +3,8 @@ package pgbucket_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -415,6 +417,46 @@ func BenchmarkTake(b *testing.B) {
 		answer, err := bucket.Take(b.Context(), one("key", every(1)))
 		require.NoError(b, err)
 		require.True(b, answer.OK)
+	}
+}
+
+// A Take beside one by the functions of version 1, which know of no hold: the same question by the same connection, in turns.
+func BenchmarkTakeBesideVersion1(b *testing.B) {
+	old, err := os.ReadFile("testdata/schema_v1.sql")
+	require.NoError(b, err)
+	bucket := newBucket(b)
+	exec(b, bucket.pool, "", strings.ReplaceAll(string(old), "leaky_buckets", bucket.name+"_v1"), pgx.QueryExecModeSimpleProtocol)
+	conn := newConn(b, server.URL)
+	ask := func(function, told string) func() float64 {
+		sql := "SELECT ok, asked, before, before_part, cold, version, unit, unit_part, parts, burst FROM " + bucket.name + function + "($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, " + told + "$15, $16)"
+		return func() float64 {
+			began := time.Now()
+			var ok, cold bool
+			var n [8]int64
+			err := conn.QueryRow(b.Context(), sql, pgx.QueryExecModeExec, []byte("key"), int64(1), int64(0), int64(0), int64(0), int64(0),
+				int64(1), int64(1), int64(0), int64(1), int64(1), int64(0), int64(0), int64(0), int64(0), true,
+			).Scan(&ok, &n[0], &n[1], &n[2], &cold, &n[3], &n[4], &n[5], &n[6], &n[7])
+			if err != nil || !ok {
+				b.Fatal(ok, err)
+			}
+			return float64(time.Since(began).Nanoseconds()) / 1000
+		}
+	}
+	was, is := ask("_v1_take", ""), ask("_ask", "0, ")
+	var before, now []float64
+	for i := 0; b.Loop(); i++ {
+		if i%2 == 0 {
+			before, now = append(before, was()), append(now, is())
+		} else {
+			now, before = append(now, is()), append(before, was())
+		}
+	}
+	slices.Sort(before)
+	slices.Sort(now)
+	for i, name := range []string{"least", "1st-quarter", "median"} {
+		at := []int{len(now) / 100, len(now) / 4, len(now) / 2}[i]
+		b.ReportMetric(now[at], "µs/"+name)
+		b.ReportMetric(100*(now[at]/before[at]-1), "%more-"+name)
 	}
 }
 

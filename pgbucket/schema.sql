@@ -76,6 +76,11 @@ BEGIN
 	IF b.cold THEN
 		level := ARRAY[clock + guard, 0];
 		b.version := new_version;
+		b.unit := new_unit;
+		b.unit_part := new_unit_part;
+		b.parts := new_parts;
+		b.burst := new_burst;
+		b.hold := 0;
 	ELSE
 		level := ARRAY[b.empty - greatest(0, b.written - clock), b.empty_part];
 		IF b.hold > 0 THEN
@@ -85,7 +90,10 @@ BEGIN
 			END IF;
 		END IF;
 		IF (b.unit, b.unit_part, b.parts, b.burst) = (new_unit, new_unit_part, new_parts, new_burst) THEN
-			changed := changed OR b.version < new_version;
+			IF b.version < new_version THEN
+				b.version := new_version;
+				changed := true;
+			END IF;
 		ELSIF b.version < new_version THEN
 			-- shaper.BucketRate.Rescale, rounded up to whole microseconds.
 			changed := true;
@@ -105,6 +113,11 @@ BEGIN
 				END IF;
 				level := ARRAY[start + least(empty_in, longest)::bigint, 0];
 			END IF;
+			b.version := new_version;
+			b.unit := new_unit;
+			b.unit_part := new_unit_part;
+			b.parts := new_parts;
+			b.burst := new_burst;
 		ELSE
 			level := greatest(level, now);
 			b.before := level[1];
@@ -115,16 +128,19 @@ BEGIN
 
 	IF clock >= seen THEN
 		level := greatest(level, ARRAY[high, high_part]);
-		IF told > clock AND told > ends THEN
+	END IF;
+	IF b.hold > 0 OR told > clock THEN
+		IF told > clock AND told > ends AND clock >= seen THEN
 			ends := told;
 			changed := true;
 		END IF;
-	END IF;
-	IF ends > 0 THEN
-		-- The time of a unit less than the burst, as shaper.BucketRate.Times has it.
-		fraction := (new_burst - 1) * (new_unit::numeric * new_parts + new_unit_part);
-		level := greatest(level, CASE WHEN fraction >= longest::numeric * new_parts THEN ARRAY[ends + longest, 0]
-			ELSE ARRAY[ends + div(fraction, new_parts)::bigint, mod(fraction, new_parts)::bigint] END);
+		IF ends > 0 THEN
+			-- The time of a unit less than the burst, as shaper.BucketRate.Times has it.
+			fraction := (new_burst - 1) * (new_unit::numeric * new_parts + new_unit_part);
+			level := greatest(level, CASE WHEN fraction >= longest::numeric * new_parts THEN ARRAY[ends + longest, 0]
+				ELSE ARRAY[ends + div(fraction, new_parts)::bigint, mod(fraction, new_parts)::bigint] END);
+		END IF;
+		b.hold := ends;
 	END IF;
 	level := greatest(level, now);
 	b.before := level[1];
@@ -138,12 +154,6 @@ BEGIN
 	b.empty := level[1];
 	b.empty_part := level[2];
 	b.written := clock;
-	b.version := greatest(b.version, new_version);
-	b.unit := new_unit;
-	b.unit_part := new_unit_part;
-	b.parts := new_parts;
-	b.burst := new_burst;
-	b.hold := ends;
 	RETURN b;
 END $step$;
 
