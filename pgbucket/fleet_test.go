@@ -131,7 +131,9 @@ func TestAServerThatCrashesGivesNoSeatTwiceAndHasOneKeeper(t *testing.T) {
 	made.SeatsStayBelowTheCap(t, b, "key", func() {
 		crash()
 		realtime.Until(t, func() bool { return b.pool.Ping(t.Context()) == nil }, "it is back")
-		require.Greater(t, b.seatsOf(t, "key").Ready, int64(1), "it knows nothing from before")
+		var ready int64
+		realtime.Until(t, func() bool { ready = b.seatsOf(t, "key").Ready; return ready > 0 }, "somebody has asked")
+		require.Greater(t, ready, int64(1), "it knows nothing from before")
 	})
 	made.OneKeeps(t, b, "key", crash)
 }

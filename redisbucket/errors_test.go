@@ -190,7 +190,7 @@ func TestAScriptWithoutHoldsTakesAHeldStateForNone(t *testing.T) {
 	ctx, client := within(t), connect(t, servers.StartRedis(t).Addr)
 	bucket := redisbucket.New(client)
 	older := func() string {
-		answer, err := client.Eval(ctx, string(old), []string{"shaper:key"}, 1, "3600000000 0 1 1 0 0", 1, 3600000000, 0, 0, 0, 0, 0, 0, 0, 0).Text()
+		answer, err := client.Eval(ctx, string(old), []string{"shaper:key"}, 1, "3600000000 0 1 1 0 0", 1, int64(3600000000), 0, 0, 0, 0, 0, 0, 0, 0).Text()
 		require.NoError(t, err)
 		return answer[:3]
 	}

@@ -174,7 +174,7 @@ func SeatsBesideTake(b *testing.B, bucket interface {
 }, key string, processes int) {
 	asks := make([]shared.Seating, processes)
 	for i := range asks {
-		asks[i] = shared.Seating{Key: key, ID: fmt.Sprintf("process-%08x-%d", i*2654435761, i), Cap: 20, Want: 10}
+		asks[i] = shared.Seating{Key: key, ID: fmt.Sprintf("process-%08x-%d", uint32(i)*2654435761, i), Cap: 20, Want: 10}
 	}
 	take := shared.Take{Key: key + " of a level", Cost: 1, First: 1, Rate: shared.BucketRate{Version: 1, Micros: 1, Parts: 1, Burst: 1}}
 	var takes, steps []float64

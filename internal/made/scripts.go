@@ -104,14 +104,14 @@ func Seats(t testing.TB, steps int, b Stepped[shared.Seating, shared.Seated, sha
 		case 0: // as many as it has
 			q.Want = q.Held
 		case 1: // all
-			q.Want = min(1<<31-1, q.Cap+c.IntN(3))
+			q.Want = min(q.Cap, 1<<31-3) + c.IntN(3)
 		case 2: // none any more
 			q.Want = 0
 			if c.IntN(2) == 0 {
 				q.Held = 0
 			}
 		default:
-			q.Want = c.IntN(min(q.Cap, 2*q.Cap/of[key]+3) + 1)
+			q.Want = int(c.Int64N(min(int64(q.Cap), int64(q.Cap)/int64(of[key])*2+3) + 1))
 		}
 		switch c.IntN(150) {
 		case 0: // overtaken
