@@ -122,6 +122,7 @@ func TestTheBoardAddsUpLimitsAsItAddsUpWhatTheyLimit(t *testing.T) {
 			require.Contains(t, all, "sum by (rule) ("+metric+`{rule=~"$rule"})`)
 		}
 	}
+	require.Contains(t, all, `max by (rule) (shaper_bucket_limit_seats{rule=~"$rule"})`) // Each process tells the cap of all.
 }
 
 // exposedMetrics returns the metrics that a Collector has of sources of all kinds: for each its
@@ -152,7 +153,7 @@ func gather(t *testing.T) []*dto.MetricFamily {
 	require.NoError(t, err)
 	single, err := shaper.New(limits)
 	require.NoError(t, err)
-	shared, err := shaper.New(limits, shaper.WithBucket(memory, "shared", shared.Options{}))
+	shared, err := shaper.New(limits, shaper.WithBucket(memory, "shared", shared.Options{InFlight: 200}))
 	require.NoError(t, err)
 	group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil })
 	require.NoError(t, err)
