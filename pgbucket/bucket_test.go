@@ -50,6 +50,22 @@ func TestNoKeyIsAnError(t *testing.T) {
 		require.NoErrorf(t, err, "%.20q", key)
 		require.Equalf(t, taken.Empty, again.Empty, "%.20q was given back", key)
 	}
+
+	// Nor is any ID, and the seats and keepers of keys do not touch each other.
+	for i, key := range keys {
+		q, k := seating(key), keeping(key)
+		q.ID, k.ID = keys[len(keys)-1-i], keys[len(keys)-1-i]
+		for known := range 2 {
+			before := len(bucket.seatsOf(t, key).Holders)
+			require.Equalf(t, known, before, "%.20q is no other key", key)
+			_, err := bucket.Seats(t.Context(), q)
+			require.NoErrorf(t, err, "%.20q", key)
+			kept, err := bucket.Keep(t.Context(), k)
+			require.NoErrorf(t, err, "%.20q", key)
+			require.Equal(t, k.ID, kept.ID)
+			require.Equal(t, known == 0, kept.Value == nil)
+		}
+	}
 }
 
 // A pgx.Conn and a pgx.Tx fail if they are used by two at once, or even mix up their bytes.
@@ -188,7 +204,7 @@ func TestOnlyTheTransactionsOfABucketItselfDoNotWaitForTheDisk(t *testing.T) {
 
 // An update that touches an index leaves an old entry behind in it, and the table and the
 // index grow until they are vacuumed. It is not parallel: an open transaction of another test keeps old rows.
-func TestTakesUpdateNoIndex(t *testing.T) {
+func TestNoStepUpdatesAnIndex(t *testing.T) {
 	bucket := newBucket(t)
 	const keys, each = 40, 20
 	for range each {
@@ -197,16 +213,26 @@ func TestTakesUpdateNoIndex(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
+	for n := range keys * each {
+		q, k := seating("key"), keeping("key")
+		q.ID = fmt.Sprint("process ", n%16)
+		_, err := bucket.Seats(t.Context(), q)
+		require.NoError(t, err)
+		_, err = bucket.Keep(t.Context(), k)
+		require.NoError(t, err)
+	}
 	bucket.pool.Close() // A session tells of its updates when it ends.
 	conn := newConn(t, server.URL)
-	var updates, hot int
-	realtime.Until(t, func() bool {
-		require.NoError(t, conn.QueryRow(t.Context(), "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1", bucket.name).Scan(&updates, &hot))
-		return updates >= keys*each
-	}, "the sessions tell")
-	t.Logf("%d of %d updates were HOT", hot, updates)
-	require.GreaterOrEqual(t, hot, updates*99/100)
-	require.LessOrEqual(t, value[int](t, conn, bucket.name, "SELECT pg_relation_size('TBL') / 8192"), 8)
+	for _, table := range []string{bucket.name, bucket.name + "_seat", bucket.name + "_kept"} {
+		var updates, hot int
+		realtime.Until(t, func() bool {
+			require.NoError(t, conn.QueryRow(t.Context(), "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1", table).Scan(&updates, &hot))
+			return updates >= keys*each
+		}, "the sessions tell")
+		t.Logf("%s: %d of %d updates were HOT", table, hot, updates)
+		require.GreaterOrEqual(t, hot, updates*99/100)
+		require.LessOrEqual(t, value[int](t, conn, table, "SELECT pg_relation_size('TBL') / 8192"), 8)
+	}
 }
 
 func TestATableMayHaveAnyNameThatNeedsNoQuotesWithinQuotes(t *testing.T) {

@@ -38,7 +38,7 @@ func (b testBucket) seatsOf(t testing.TB, key string) (s shared.SeatState) {
 	var ids [][]byte
 	var held, want []int
 	var since, expires, number []int64
-	err := b.pool.QueryRow(t.Context(), "SELECT ready, ids, held, want, since, expires, number FROM "+b.name+"_seat WHERE key = $1", []byte(key)).
+	err := b.pool.QueryRow(t.Context(), "SELECT ready, ids, held, want, since, expires, number FROM "+b.name+"_seat WHERE key = $1", pgbucket.Column(key)).
 		Scan(&s.Ready, &ids, &held, &want, &since, &expires, &number)
 	if err != pgx.ErrNoRows {
 		require.NoError(t, err)
@@ -222,4 +222,26 @@ func TestASeatingOrKeepingThatCanNotBeAskedForIsAnError(t *testing.T) {
 		_, err := b.Keep(t.Context(), k)
 		require.ErrorContains(t, err, "pgbucket: "+want)
 	}
+}
+
+// The greatest value goes there and back, and bytes stay what they are.
+func TestAValueOfAMebibyteIsKept(t *testing.T) {
+	t.Parallel()
+	b := newBucket(t)
+	k := keeping("key")
+	k.Value = make([]byte, 1<<20)
+	for i := range k.Value {
+		k.Value[i] = byte(i * i >> 3)
+	}
+	for range 2 {
+		kept, err := b.Keep(t.Context(), k)
+		require.NoError(t, err)
+		require.Equal(t, "a", kept.ID)
+	}
+	other := keeping("key")
+	other.ID = "b"
+	kept, err := b.Keep(t.Context(), other)
+	require.NoError(t, err)
+	require.Equal(t, "a", kept.ID)
+	require.Equal(t, k.Value, kept.Value)
 }
