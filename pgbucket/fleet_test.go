@@ -20,7 +20,7 @@ func steps() int {
 	if os.Getenv("SHAPER_LONG") == "" {
 		return 8000
 	}
-	return 200_000
+	return 100_000
 }
 
 // seating asks for one of two seats, and keeping asks to keep a key.
