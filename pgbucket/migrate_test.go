@@ -1,6 +1,7 @@
 package pgbucket_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"regexp"
@@ -187,6 +188,12 @@ func TestProcessesOfVersion2WorkBesideNewOnes(t *testing.T) {
 	_, err = bucket.Keep(t.Context(), keeping("key"))
 	require.ErrorContains(t, err, "has Migrate been called?")
 
+	// A dump, which reads the table for long, must not make Migrate wait, nor all Takes behind it.
+	dump, err := newPool(t, pool.Config().ConnString()).Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dump.Rollback(context.Background())) }()
+	value[int](t, dump, "", "SELECT count(*) FROM leaky_buckets")
+
 	var all sync.WaitGroup
 	done := make(chan struct{})
 	for i := range 8 {
@@ -204,8 +211,9 @@ func TestProcessesOfVersion2WorkBesideNewOnes(t *testing.T) {
 			}
 		})
 	}
+	impatient := newPool(t, pool.Config().ConnString(), "lock_timeout=10s")
 	for range 3 {
-		require.NoError(t, pgbucket.Migrate(t.Context(), pool))
+		require.NoError(t, pgbucket.Migrate(t.Context(), impatient))
 	}
 	close(done)
 	all.Wait()

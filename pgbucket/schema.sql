@@ -30,8 +30,14 @@ CREATE TABLE IF NOT EXISTS leaky_buckets (
 ) WITH (fillfactor = 50);
 
 -- Until when a hold lets no request leave, in microseconds since 1970; 0 if there is none. Tables of
--- version 1 had no such column.
-ALTER TABLE leaky_buckets ADD COLUMN IF NOT EXISTS hold bigint NOT NULL DEFAULT 0;
+-- version 1 had no such column. ALTER TABLE locks the table even if it then has nothing to do, and behind a transaction
+-- that only reads it, as a dump, all Takes would wait for that lock. So it is looked first.
+DO $hold$
+BEGIN
+	IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'leaky_buckets'::regclass AND attname = 'hold' AND NOT attisdropped) THEN
+		ALTER TABLE leaky_buckets ADD COLUMN hold bigint NOT NULL DEFAULT 0;
+	END IF;
+END $hold$;
 
 -- The atomic step of a Take, as shaper.Take.Apply has it: from a row to the row that takes
 -- its place. It reads the clock itself, so b must be locked. An instant is an array of its
