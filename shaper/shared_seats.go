@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -34,6 +35,8 @@ type seating struct {
 	asked    int64 // when it asked for those
 	number   int64 // of that question
 	short    bool  // it got fewer than it could use
+	gaveWay  bool  // it has told that it wants none, as its turn is over and others wait
+	stagger  int64 // how much later it asks again then
 	turnEnds int64 // until then it may go on using more than its target
 	guard    int64 // when a state of the key that is new begins to give seats, at the latest; 0: it has given some
 
@@ -180,9 +183,11 @@ func (s *seating) neededLocked(now int64) (needed bool, from int64) {
 	return from <= now, from
 }
 
-// meanLocked returns how many seats have been in use in the mean since it asked last, rounded up.
+// meanLocked returns how many seats have been in use in the mean since it asked last, rounded to the nearest number, but to 1
+// rather than to 0.
 func (s *seating) meanLocked(now int64) int {
-	return int(math.Ceil(s.used / float64(max(now-s.asked, 1))))
+	mean := s.used / float64(max(now-s.asked, 1))
+	return int(math.Ceil(max(mean-0.5, min(mean, 1))))
 }
 
 // saysLittleLocked reports whether it has asked too short a time ago for its use since then to mean something.
@@ -329,15 +334,33 @@ func (s *seating) asksAtLocked(now int64) int64 {
 		}
 		return s.asked + int64(shared.SeatRenew)
 	case s.wantLocked(now, has) <= has:
-		return s.asked + int64(shared.SeatRenew)
+		return min(s.asked+int64(shared.SeatRenew), s.idlesAtLocked(now, has))
 	case !s.short:
 		return now
 	}
 	at := s.asked + int64(shared.SeatPoll)
+	switch {
+	case s.gaveWay:
+		at += s.stagger
+	case has == 0 && s.turnEnds > 0 && s.asked < s.turnEnds+2*int64(seatTurn): // The turns of others end now.
+		at -= int64(shared.SeatPoll) / 7
+	}
 	if s.asked < s.guard {
 		at = min(at, s.guard)
 	}
 	return at
+}
+
+// idlesAtLocked returns when a seat will have been idle in the mean since it asked last, if nothing changes until then and
+// others wait; else forever. Where calls are short and few, or end while nobody is in line, a seat that is given back
+// only with the next renewal would be idle for most of the time.
+func (s *seating) idlesAtLocked(now int64, has int) int64 {
+	if s.target >= s.sf.all.cap || has <= max(s.inUse, 1) {
+		return exact.Forever
+	}
+	few := float64(has) - 0.5 // A mean up to this is rounded down.
+	in := (s.used - few*float64(now-s.asked)) / (few - float64(s.inUse))
+	return max(now+int64(math.Ceil(max(0, in))), s.asked+int64(shared.SeatPoll))
 }
 
 // callLocked returns the call that asks for seats.
@@ -349,6 +372,12 @@ func (s *seating) callLocked(_ step, now int64) (call func()) {
 	q := shared.Seating{Key: s.key, ID: all.id, Cap: all.cap, Held: s.keptLocked(now), Number: all.asked}
 	if q.Want = s.wantLocked(now, q.Held); sf.d.phase == closed {
 		q.Held, q.Want = s.inUse, s.inUse
+	}
+	if s.gaveWay = lasts && q.Held == 0 && s.held-s.overdue > s.usableLocked(now); s.gaveWay {
+		// It waits behind all who wait now, and first for the turn of another. A turn lasts five polls, so processes in step would
+		// ask just before a seat is given back, again and again; and the later it asks first, the more often it may later.
+		q.Want = 0
+		s.stagger = int64(shared.SeatPoll)/3 + rand.Int64N(int64(shared.SeatPoll)/2)
 	}
 	if lasts {
 		q.Answered = s.number
@@ -399,11 +428,11 @@ func (s *seating) callSeats(q shared.Seating, used float64) {
 // answeredLocked notes the answer to a question.
 func (s *seating) answeredLocked(q shared.Seating, got shared.Seated, a answer) {
 	s.held, s.target, s.asked, s.number = got.Held, got.Target, a.sent, q.Number
-	s.short = got.Held < q.Want
+	s.short = got.Held < q.Want || s.gaveWay
 	switch {
 	case got.Held > q.Held: // All together have no more than there are.
 		s.turnEnds, s.guard, s.overdue = a.received+int64(seatTurn), 0, 0
-	case got.Held == 0 && s.short && s.guard == 0:
+	case got.Held == 0 && s.short && s.guard == 0 && s.turnEnds == 0:
 		s.guard = a.received + int64(shared.SeatGuard)
 	}
 }
