@@ -47,6 +47,13 @@ func (b *body) readable() (again, isBroken bool) {
 	return !b.isLost, b.err != nil && b.err != io.EOF
 }
 
+// isUntouched reports whether there is a body that no way has begun to read.
+func (b *body) isUntouched() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.last == nil && b.from != http.NoBody
+}
+
 // over says that the call will not go another way.
 func (b *body) over() {
 	b.mu.Lock()

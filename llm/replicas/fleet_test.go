@@ -92,14 +92,14 @@ func (p *pathToStore) Keep(ctx context.Context, k shared.Keeping) (shared.Kept, 
 
 // options of a fleet.
 type options struct {
-	nodes    int
-	quota    llm.Quota
-	burst    time.Duration
-	depth    int
-	teams    int // TeamInFlight
-	config   func(*replicas.Config)
-	answers  http.HandlerFunc
-	advertis func(number int) string
+	nodes   int
+	quota   llm.Quota
+	burst   time.Duration
+	depth   int
+	teams   int // TeamInFlight
+	config  func(*replicas.Config)
+	answers http.HandlerFunc
+	timeout time.Duration // of the servers
 }
 
 // newFleet starts a fleet. Call it within a bubble.
@@ -171,8 +171,10 @@ func (f *fleet) start(number int, o options) *node {
 		f.mu.Lock()
 		f.came = append(f.came, r.Clone(context.Background()))
 		f.mu.Unlock()
+		w.Header().Set("Server", "shaperd") // as a handler in front may
 		handler.ServeHTTP(w, r)
 	})}
+	n.server.ReadTimeout, n.server.WriteTimeout = o.timeout, o.timeout
 	l := f.network.listen(c.Advertise)
 	go func() { _ = n.server.Serve(l) }()
 	for len(f.nodes) <= number {

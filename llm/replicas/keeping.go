@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"example.com/leakybucket/shaper/shared"
@@ -42,6 +43,7 @@ type standing struct {
 	isClosing bool
 	isClosed  bool
 	handedOn  chan struct{} // closed when nothing is left to be handed on
+	notHanded error         // why nothing was
 
 	err      error     // of the store; nil: it has answered last time
 	answered time.Time // last
@@ -95,10 +97,7 @@ func (r *Replica) askSoon() {
 func (r *Replica) ask(ctx context.Context) (next time.Duration) {
 	asked := time.Now()
 	r.mu.Lock()
-	if r.isMine && !asked.Before(r.until) {
-		r.loseLocked()
-		r.handOnLocked()
-	}
+	r.endLocked(asked)
 	q := shared.Keeping{Key: r.config.Key, ID: r.id, Value: r.before}
 	isClosing, secret := r.isClosing, r.secret
 	if (r.isMine || r.isFree) && !isClosing { // Else this replica only looks.
@@ -341,12 +340,23 @@ func (r *Replica) openLocked() {
 func (r *Replica) expire() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.isMine && !time.Now().Before(r.until) {
-		r.loseLocked()
-		r.handOnLocked()
+	if r.endLocked(time.Now()) {
 		r.tellLocked()
 		r.askSoon()
 	}
+}
+
+// endLocked ends the lease, if it is over, and reports whether it was.
+func (r *Replica) endLocked(now time.Time) bool {
+	if !r.isMine || now.Before(r.until) {
+		return false
+	}
+	if r.isClosing && r.secret != "" {
+		r.notHanded = fmt.Errorf("replicas: the line could not be handed on before its lease ended: %v", r.err)
+	}
+	r.loseLocked()
+	r.handOnLocked()
+	return true
 }
 
 // loseLocked notes that this replica no longer keeps the key.

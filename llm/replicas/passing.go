@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -54,12 +55,14 @@ func (movedError) Moved() {}
 // A way is one way of a call: through the line here, or to another replica. It is the ResponseWriter of that.
 type way struct {
 	http.ResponseWriter
-	r      *Replica
-	to     string // the ID of the replica whose line it is; this one's: here
-	team   string
-	call   string // the ID of a call that was passed here; "": it has come in here
-	body   *body  // of a call that has come in here
-	cancel context.CancelCauseFunc
+	r    *Replica
+	to   string // the ID of the replica whose line it is; this one's: here
+	team string
+	call string // the ID of a call that was passed here; "": it has come in here
+	body *body  // of a call that has come in here
+
+	timeouts *timeouts // likewise
+	cancel   context.CancelCauseFunc
 
 	isRecalled bool // for the goroutine of run
 
@@ -195,19 +198,18 @@ func (r *Replica) serve(w http.ResponseWriter, req *http.Request, line http.Hand
 	defer body.over()
 	first, id := req.Clone(req.Context()), rand.Text()
 	header := w.Header().Clone()
+	timeouts := timeoutsOf(w, req)
 	for asked := 0; ; {
-		to, seq, status := r.whereto(req.Context(), until, asked)
-		switch {
-		case status == statusGone:
-			w.WriteHeader(statusGone)
-			return
-		case status != 0:
+		to, seq, ok := r.whereto(req.Context(), timeouts, body, until, asked)
+		if !ok {
+			timeouts.reads()
+			timeouts.writes()
 			req.Body = body.reader() // Whoever responds may let the call go on elsewhere.
-			r.config.Unavailable(w, req, status, lease)
+			r.refuse(w, req)
 			return
 		}
 		asked = seq
-		next := &way{ResponseWriter: w, r: r, to: to.ID, team: team, body: body}
+		next := &way{ResponseWriter: w, r: r, to: to.ID, team: team, body: body, timeouts: timeouts}
 		isOver := false
 		if next.to == r.id {
 			isOver = r.serveHere(next, req, line)
@@ -234,22 +236,29 @@ func (r *Replica) serve(w http.ResponseWriter, req *http.Request, line http.Hand
 // statusGone is the status of a call whose caller has gone.
 const statusGone = 499
 
-// whereto returns the replica whose line a call is to enter, or else the status for it. asked is how often the store had been asked when
-// the call was passed to a replica in vain: that is not tried again before the next time.
-func (r *Replica) whereto(ctx context.Context, until time.Time, asked int) (to told, seq, status int) {
+// refuse responds to a call for which no replica has had the line in time.
+func (r *Replica) refuse(w http.ResponseWriter, req *http.Request) {
+	if req.Context().Err() == context.Canceled {
+		w.WriteHeader(statusGone)
+		return
+	}
+	r.config.Unavailable(w, req, http.StatusServiceUnavailable, lease)
+}
+
+// whereto returns the replica whose line a call is to enter, or not ok. asked is how often the store had been asked when the call was
+// passed to a replica in vain: that is not tried again before the next time.
+func (r *Replica) whereto(ctx context.Context, t *timeouts, body *body, until time.Time, asked int) (to told, seq int, ok bool) {
 	var timer <-chan time.Time
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for waits := false; ; waits = true {
 		switch {
 		case r.servesLocked():
-			return told{ID: r.id}, r.seq, 0
+			return told{ID: r.id}, r.seq, true
 		case r.keeper.ID != "" && r.keeper.ID != r.id && r.seq > asked:
-			return r.keeper, r.seq, 0
-		case ctx.Err() != nil:
-			return told{}, r.seq, statusGone
-		case r.isClosed, !until.IsZero() && !time.Now().Before(until):
-			return told{}, r.seq, http.StatusServiceUnavailable
+			return r.keeper, r.seq, true
+		case ctx.Err() != nil, r.isClosed, !until.IsZero() && !time.Now().Before(until):
+			return told{}, r.seq, false
 		}
 		if !waits {
 			if r.waiting++; r.waiting == 1 || asked > 0 {
@@ -264,6 +273,7 @@ func (r *Replica) whereto(ctx context.Context, until time.Time, asked int) (to t
 		}
 		news := r.news
 		r.mu.Unlock()
+		t.suspend(body)
 		select {
 		case <-news:
 		case <-timer:
@@ -285,6 +295,8 @@ func (r *Replica) serveHere(w *way, req *http.Request, line http.Handler) (isOve
 	}
 	r.mu.Unlock()
 	defer w.end()
+	w.timeouts.reads()
+	w.timeouts.writes()
 	// Handlers around this one may look at the request that they have made, as Caddy's do.
 	*req = *req.WithContext(ctx)
 	if w.body != nil {
@@ -399,9 +411,12 @@ func (r *Replica) pass(w *way, req *http.Request, to told, id string) (isOver bo
 	r.onward++
 	r.mu.Unlock()
 	defer w.end()
+	w.timeouts.reads()
 	out := req.WithContext(ctx)
 	out.Body = w.body.reader()
+	w.timeouts.suspend(w.body)
 	header := w.Header().Clone()
+	clear(w.Header())
 	var failed error
 	proxy := httputil.ReverseProxy{
 		Transport: r.transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
@@ -423,8 +438,11 @@ func (r *Replica) pass(w *way, req *http.Request, to told, id string) (isOver bo
 				r.cameBack(to, by)
 				return errMoved
 			}
-			clear(w.Header()) // The proxy has cleared it after each informational response.
-			maps.Copy(w.Header(), header)
+			for field, values := range header { // What handlers in front have set, unless those of the other replica have set it.
+				if response.Header[field] == nil {
+					w.Header()[field] = values
+				}
+			}
 			if !w.answers() {
 				return errMoved
 			}
@@ -434,11 +452,13 @@ func (r *Replica) pass(w *way, req *http.Request, to told, id string) (isOver bo
 	}
 	proxy.ServeHTTP(w, out)
 	at := w.end()
-	switch {
-	case failed == nil:
+	if failed == nil {
 		return true
+	}
+	maps.Copy(w.Header(), header)
+	switch {
 	case req.Context().Err() != nil:
-		w.ResponseWriter.WriteHeader(statusGone)
+		r.refuse(w.ResponseWriter, req)
 		return true
 	case errors.Is(failed, errMoved) || at == hasMoved:
 		return false
@@ -448,6 +468,53 @@ func (r *Replica) pass(w *way, req *http.Request, to told, id string) (isOver bo
 	}
 	r.config.Unavailable(w.ResponseWriter, req, http.StatusBadGateway, 0)
 	return true
+}
+
+// timeouts are those of the server of a call, from which the time in line is not taken off, as in a middleware of package shaper. Nil:
+// there are none. Errors mean that an outer ResponseWriter hides the deadlines, and nothing can be done.
+type timeouts struct {
+	*http.ResponseController
+	read, write time.Duration
+	isReadOff   bool // by the goroutine of the call, while nobody reads the body
+	isWriteOff  atomic.Bool
+}
+
+func timeoutsOf(w http.ResponseWriter, req *http.Request) *timeouts {
+	server, ok := req.Context().Value(http.ServerContextKey).(*http.Server)
+	if !ok || server.ReadTimeout <= 0 && server.WriteTimeout <= 0 {
+		return nil
+	}
+	return &timeouts{ResponseController: http.NewResponseController(w), read: server.ReadTimeout, write: server.WriteTimeout}
+}
+
+// suspend begins the time in line.
+func (t *timeouts) suspend(body *body) {
+	if t == nil {
+		return
+	}
+	if t.write > 0 && !t.isWriteOff.Swap(true) {
+		_ = t.SetWriteDeadline(time.Time{})
+	}
+	// Once the body has been read, net/http reads to watch the connection, and a deadline would cancel the call.
+	if t.read > 0 && body.isUntouched() {
+		t.isReadOff = true
+		_ = t.SetReadDeadline(time.Time{})
+	}
+}
+
+// reads says that the body is read from now on.
+func (t *timeouts) reads() {
+	if t != nil && t.isReadOff {
+		t.isReadOff = false
+		_ = t.SetReadDeadline(time.Now().Add(t.read))
+	}
+}
+
+// writes says that the call leaves the line, or is answered.
+func (t *timeouts) writes() {
+	if t != nil && t.isWriteOff.Swap(false) {
+		_ = t.SetWriteDeadline(time.Now().Add(t.write))
+	}
 }
 
 // cameBack notes that a call has come back from a replica that does not have the line, by its ID; "": its connection has broken.
@@ -488,6 +555,7 @@ func (w *way) WriteHeader(status int) {
 	case w.hasBegun || w.isMute:
 		return
 	case isInformational && h.Get(leftField) != "":
+		w.timeouts.writes()
 		w.r.mu.Lock()
 		defer w.r.mu.Unlock()
 		if w.at == inLine {
@@ -499,7 +567,7 @@ func (w *way) WriteHeader(status int) {
 			w.isMute = true
 			return
 		}
-		if w.body != nil {
+		if w.timeouts.writes(); w.body != nil {
 			w.body.over()
 		}
 	}

@@ -96,6 +96,34 @@ func TestAnAnswerIsTheSameAtEachReplica(t *testing.T) {
 	}
 }
 
+// The time in line, wherever that is, and the time without a line are not taken off the timeouts of a server.
+func TestTheTimeInLineIsNotTakenOffTimeouts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 2, quota: thousand, burst: burst, timeout: 3 * time.Second, answers: func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(2 * time.Second)
+			fmt.Fprint(w, r.Header.Get("X-Sum"))
+		}})
+		k := f.keeper()
+		for _, n := range []*node{k, f.others(k)[0]} {
+			k.line.Hold(10 * time.Second)
+			require.Equal(t, 200, (<-f.call(n.number, "a", "held")).status)
+			f.away(true)
+			time.Sleep(5 * time.Second)
+			r := f.call(n.number, "a", "away")
+			time.Sleep(10 * time.Second)
+			f.away(false)
+			got := <-r
+			require.NoError(t, got.err)
+			require.Equal(t, 200, got.status)
+			f.away(true)
+			time.Sleep(5 * time.Second)
+			require.Equal(t, 503, (<-f.call(n.number, "a", "away for long")).status)
+			f.away(false)
+			k = f.keeper()
+		}
+	})
+}
+
 // An upgraded connection goes through both replicas.
 func TestAnUpgradeIsPassedOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

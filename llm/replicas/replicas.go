@@ -180,8 +180,8 @@ func (r *Replica) State() State {
 }
 
 // Shutdown hands the line on, if this replica has it: no call leaves here any more, and those in line are passed to the next
-// replica that has it. So are all that come, until Close. Shutdown returns when the store has what is handed on, or with the error
-// of ctx.
+// replica that has it. So are all that come, until Close. Shutdown returns when the store has what is handed on. It returns an error if
+// the lease has ended before, and the error of ctx.
 func (r *Replica) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
 	if !r.isClosing {
@@ -198,7 +198,9 @@ func (r *Replica) Shutdown(ctx context.Context) error {
 	r.askSoon()
 	select {
 	case <-r.handedOn:
-		return nil
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.notHanded
 	case <-r.done:
 		return nil
 	case <-ctx.Done():
@@ -218,5 +220,8 @@ func (r *Replica) Close() error {
 	r.isApart = false
 	r.expiry.Stop()
 	r.tellLocked()
+	if own, ok := r.transport.(*http.Transport); ok && r.config.Transport == nil {
+		own.CloseIdleConnections()
+	}
 	return nil
 }

@@ -516,6 +516,21 @@ func TestAnAddressThatLeadsElsewhere(t *testing.T) {
 	})
 }
 
+// A Shutdown says that the line could not be handed on.
+func TestShutdownWhileTheStoreIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 1, quota: thousand, burst: burst})
+		k := f.keeper()
+		k.store.isCut.Store(true)
+		brief, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, k.Shutdown(brief), context.DeadlineExceeded)
+		require.EqualError(t, k.Shutdown(t.Context()), "replicas: the line could not be handed on before its lease ended: the store is away")
+		require.LessOrEqual(t, time.Since(f.begun), 7*time.Second)
+		require.NoError(t, f.start(1, options{quota: thousand}).Shutdown(t.Context()), "one without the line has nothing to hand on")
+	})
+}
+
 func TestWrongSettings(t *testing.T) {
 	for want, change := range map[string]func(*replicas.Config){
 		"Config.Keeper is nil":                       func(c *replicas.Config) { c.Keeper = nil },
