@@ -235,10 +235,9 @@ func (r *Replica) follows(kept shared.Kept, t told) (next time.Duration) {
 	r.handOnLocked()
 	now := time.Now()
 	if kept.ID == "" {
-		wasSeen := now.Sub(r.seen) < lease
-		r.keeper, r.isFree = told{}, true
-		if r.isClosing || len(kept.Value) == 0 && wasSeen {
-			// The store has lost its state. Whoever has the line still has a lease, and is to come first.
+		// If the store has lost its state, whoever has the line still has a lease, and is to come first.
+		r.keeper, r.isFree = told{}, len(kept.Value) > 0 || now.Sub(r.seen) >= lease
+		if r.isClosing || !r.isFree {
 			return every
 		}
 		return 0
@@ -363,6 +362,9 @@ func (r *Replica) endLocked(now time.Time) bool {
 func (r *Replica) loseLocked() {
 	r.stopLocked()
 	r.moveLocked()
+	if r.isMine { // If the store loses its state now, whoever has the line next is to come first.
+		r.seen = time.Now()
+	}
 	r.isMine, r.secret, r.before = false, "", nil
 }
 

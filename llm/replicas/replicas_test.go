@@ -380,6 +380,32 @@ func TestTheStoreLosesItsState(t *testing.T) {
 	})
 }
 
+// A replica that has lost the line, and finds the store without a state, leaves the key to the one that has the line now.
+func TestWhoHasLostTheLineTakesNoKeyThatTheStoreHasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, options{nodes: 2, quota: thousand, burst: burst})
+		k := f.keeper()
+		for range 20 {
+			k.store.isCut.Store(true)
+			next := f.others(k)[0]
+			for !next.State().Here {
+				time.Sleep(170 * time.Millisecond)
+				synctest.Wait()
+			}
+			begins := len(next.begins)
+			waits := f.call(k.number, "a", fmt.Sprint(begins, next.number)) // So it asks more often.
+			synctest.Wait()
+			k.store.isCut.Store(false)
+			f.store.Wipe()
+			time.Sleep(4 * time.Second)
+			require.Equal(t, 200, (<-waits).status)
+			require.True(t, next.State().Here)
+			require.Len(t, next.begins, begins, "it must not begin anew")
+			k = next
+		}
+	})
+}
+
 // What was passed on stays where it is while the store has lost its state: the one that has the line may let it leave at any moment.
 func TestALossOfStateRecallsNoCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
