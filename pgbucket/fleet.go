@@ -2,9 +2,7 @@ package pgbucket
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
 
 	"example.com/leakybucket/shaper/shared"
 )
@@ -23,8 +21,8 @@ func (b *Bucket) Seats(ctx context.Context, q shared.Seating) (shared.Seated, er
 
 // seats is Seats at a reading of the clock, which tests choose; 0 stands for the server's.
 func (b *Bucket) seats(ctx context.Context, q shared.Seating, clock int64) (s shared.Seated, err error) {
-	if err := checkSeating(q); err != nil {
-		return shared.Seated{}, err
+	if err := q.Check(); err != nil {
+		return shared.Seated{}, fmt.Errorf("pgbucket: %w", err)
 	}
 	if err := b.enter(ctx); err != nil {
 		return shared.Seated{}, err
@@ -39,28 +37,6 @@ func (b *Bucket) seats(ctx context.Context, q shared.Seating, clock int64) (s sh
 	return s, nil
 }
 
-// checkSeating returns why a Seating can't be asked for.
-func checkSeating(q shared.Seating) error {
-	const mostSeats, most = 1<<31 - 1, 1 << 53
-	switch {
-	case q.Key == "":
-		return errors.New("pgbucket: the key is empty")
-	case q.ID == "":
-		return errors.New("pgbucket: the ID is empty")
-	case q.Cap < 1 || q.Cap > mostSeats:
-		return fmt.Errorf("pgbucket: Cap is %d, must be from 1 to 2³¹ − 1", q.Cap)
-	case q.Held < 0 || q.Held > mostSeats:
-		return fmt.Errorf("pgbucket: Held is %d, must be from 0 to 2³¹ − 1", q.Held)
-	case q.Want < 0 || q.Want > mostSeats:
-		return fmt.Errorf("pgbucket: Want is %d, must be from 0 to 2³¹ − 1", q.Want)
-	case q.Number < 0 || q.Number > most:
-		return fmt.Errorf("pgbucket: Number is %d, must be from 0 to 2⁵³", q.Number)
-	case q.Answered < 0 || q.Answered > q.Number:
-		return fmt.Errorf("pgbucket: Answered is %d, must be from 0 to Number, which is %d", q.Answered, q.Number)
-	}
-	return nil
-}
-
 const keepSQL = `SELECT keeper, own, last_value, clock FROM leaky_buckets_keep($1, $2, $3, $4, $5)`
 
 // Keep implements [shared.Keeper].
@@ -70,8 +46,8 @@ func (b *Bucket) Keep(ctx context.Context, k shared.Keeping) (shared.Kept, error
 
 // keepAt is Keep at a reading of the clock, which tests choose; 0 stands for the server's.
 func (b *Bucket) keepAt(ctx context.Context, k shared.Keeping, clock int64) (kept shared.Kept, err error) {
-	if err := checkKeeping(k); err != nil {
-		return shared.Kept{}, err
+	if err := k.Check(); err != nil {
+		return shared.Kept{}, fmt.Errorf("pgbucket: %w", err)
 	}
 	if err := b.enter(ctx); err != nil {
 		return shared.Kept{}, err
@@ -88,19 +64,4 @@ func (b *Bucket) keepAt(ctx context.Context, k shared.Keeping, clock int64) (kep
 		kept.Value = k.Value
 	}
 	return kept, nil
-}
-
-// checkKeeping returns why a Keeping can't be asked for.
-func checkKeeping(k shared.Keeping) error {
-	switch {
-	case k.Key == "":
-		return errors.New("pgbucket: the key is empty")
-	case k.ID == "":
-		return errors.New("pgbucket: the ID is empty")
-	case k.Lease < 0 || k.Lease > time.Minute || k.Lease%time.Millisecond != 0:
-		return fmt.Errorf("pgbucket: Lease is %v, must be whole milliseconds from 0 to a minute", k.Lease)
-	case len(k.Value) > 1<<20:
-		return fmt.Errorf("pgbucket: Value has %d bytes, may have 1 MiB", len(k.Value))
-	}
-	return nil
 }

@@ -3,11 +3,9 @@ package redisbucket
 import (
 	"context"
 	_ "embed" // for the scripts
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"example.com/leakybucket/shaper/shared"
 )
@@ -39,6 +37,17 @@ func (b *Bucket) beside(what, key string) string {
 	return what + "{" + name + "}"
 }
 
+// askable returns why a question can't be asked for.
+func (b *Bucket) askable(q interface{ Check() error }) error {
+	if b.invalid != nil {
+		return b.invalid
+	}
+	if err := q.Check(); err != nil {
+		return fmt.Errorf("redisbucket: %w", err)
+	}
+	return nil
+}
+
 // Seats implements [shared.Seater].
 func (b *Bucket) Seats(ctx context.Context, q shared.Seating) (shared.Seated, error) {
 	return b.seats(ctx, q, 0)
@@ -46,7 +55,7 @@ func (b *Bucket) Seats(ctx context.Context, q shared.Seating) (shared.Seated, er
 
 // seats is Seats at a reading of the clock, which tests choose; 0 stands for the server's.
 func (b *Bucket) seats(ctx context.Context, q shared.Seating, clock int64) (s shared.Seated, err error) {
-	if err := b.checkSeating(q); err != nil {
+	if err := b.askable(q); err != nil {
 		return shared.Seated{}, err
 	}
 	name := b.beside(seatsOf, q.Key)
@@ -64,30 +73,6 @@ func (b *Bucket) seats(ctx context.Context, q shared.Seating, clock int64) (s sh
 	return s, nil
 }
 
-// checkSeating returns why a Seating can't be asked for.
-func (b *Bucket) checkSeating(q shared.Seating) error {
-	const mostSeats, most = 1<<31 - 1, 1 << 53
-	switch {
-	case b.invalid != nil:
-		return b.invalid
-	case q.Key == "":
-		return errors.New("redisbucket: the key is empty")
-	case q.ID == "":
-		return errors.New("redisbucket: the ID is empty")
-	case q.Cap < 1 || q.Cap > mostSeats:
-		return fmt.Errorf("redisbucket: Cap is %d, must be from 1 to 2³¹ − 1", q.Cap)
-	case q.Held < 0 || q.Held > mostSeats:
-		return fmt.Errorf("redisbucket: Held is %d, must be from 0 to 2³¹ − 1", q.Held)
-	case q.Want < 0 || q.Want > mostSeats:
-		return fmt.Errorf("redisbucket: Want is %d, must be from 0 to 2³¹ − 1", q.Want)
-	case q.Number < 0 || q.Number > most:
-		return fmt.Errorf("redisbucket: Number is %d, must be from 0 to 2⁵³", q.Number)
-	case q.Answered < 0 || q.Answered > q.Number:
-		return fmt.Errorf("redisbucket: Answered is %d, must be from 0 to Number, which is %d", q.Answered, q.Number)
-	}
-	return nil
-}
-
 // Keep implements [shared.Keeper].
 func (b *Bucket) Keep(ctx context.Context, k shared.Keeping) (shared.Kept, error) {
 	return b.keep(ctx, k, 0)
@@ -95,7 +80,7 @@ func (b *Bucket) Keep(ctx context.Context, k shared.Keeping) (shared.Kept, error
 
 // keep is Keep at a reading of the clock, which tests choose; 0 stands for the server's.
 func (b *Bucket) keep(ctx context.Context, k shared.Keeping, clock int64) (shared.Kept, error) {
-	if err := b.checkKeeping(k); err != nil {
+	if err := b.askable(k); err != nil {
 		return shared.Kept{}, err
 	}
 	name := b.beside(keeperOf, k.Key)
@@ -128,21 +113,4 @@ func parseKept(answer any, k shared.Keeping) (kept shared.Kept, ok bool) {
 		kept.Value = append([]byte(nil), texts[2]...)
 	}
 	return kept, err == nil && len(parts) >= 2
-}
-
-// checkKeeping returns why a Keeping can't be asked for.
-func (b *Bucket) checkKeeping(k shared.Keeping) error {
-	switch {
-	case b.invalid != nil:
-		return b.invalid
-	case k.Key == "":
-		return errors.New("redisbucket: the key is empty")
-	case k.ID == "":
-		return errors.New("redisbucket: the ID is empty")
-	case k.Lease < 0 || k.Lease > time.Minute || k.Lease%time.Millisecond != 0:
-		return fmt.Errorf("redisbucket: Lease is %v, must be whole milliseconds from 0 to a minute", k.Lease)
-	case len(k.Value) > 1<<20:
-		return fmt.Errorf("redisbucket: Value has %d bytes, may have 1 MiB", len(k.Value))
-	}
-	return nil
 }

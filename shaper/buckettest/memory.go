@@ -96,8 +96,8 @@ func (m *Memory) GiveBack(ctx context.Context, t shared.Take, end shared.Instant
 
 // Seats implements [shared.Seater].
 func (m *Memory) Seats(ctx context.Context, q shared.Seating) (shared.Seated, error) {
-	if problem := problemOfSeating(q); problem != "" {
-		panic(fmt.Sprintf("buckettest: Memory.Seats(%+v): %s", q, problem))
+	if err := q.Check(); err != nil {
+		panic(fmt.Sprintf("buckettest: Memory.Seats(%+v): %v", q, err))
 	}
 	e := &Entry{Op: "Seats", Seating: q}
 	err := m.call(ctx, e, func(now int64) {
@@ -113,8 +113,8 @@ func (m *Memory) Seats(ctx context.Context, q shared.Seating) (shared.Seated, er
 
 // Keep implements [shared.Keeper].
 func (m *Memory) Keep(ctx context.Context, k shared.Keeping) (shared.Kept, error) {
-	if problem := problemOfKeeping(k); problem != "" {
-		panic(fmt.Sprintf("buckettest: Memory.Keep(%+v): %s", k, problem))
+	if err := k.Check(); err != nil {
+		panic(fmt.Sprintf("buckettest: Memory.Keep(%+v): %v", k, err))
 	}
 	k.Value = bytes.Clone(k.Value)
 	e := &Entry{Op: "Keep", Keeping: k}
@@ -347,35 +347,6 @@ func problemOf(t shared.Take) string {
 		return "Hold must be from 0 to 2⁵³"
 	case t.High.Part < 0 || t.High.Part >= r.Parts:
 		return "High.Part must be from 0 to less than Rate.Parts"
-	}
-	return ""
-}
-
-// problemOfSeating returns the fault of a Seating, or "" if it has none.
-func problemOfSeating(q shared.Seating) string {
-	const mostSeats, most = 1<<31 - 1, 1 << 53
-	switch {
-	case q.Key == "" || q.ID == "":
-		return "Key or ID is empty"
-	case q.Cap < 1 || q.Cap > mostSeats:
-		return "Cap must be from 1 to 2³¹ − 1"
-	case q.Held < 0 || q.Held > mostSeats || q.Want < 0 || q.Want > mostSeats:
-		return "Held and Want must be from 0 to 2³¹ − 1"
-	case q.Number < 0 || q.Number > most || q.Answered < 0 || q.Answered > q.Number:
-		return "Number must be from 0 to 2⁵³, and Answered from 0 to Number"
-	}
-	return ""
-}
-
-// problemOfKeeping returns the fault of a Keeping, or "" if it has none.
-func problemOfKeeping(k shared.Keeping) string {
-	switch {
-	case k.Key == "" || k.ID == "":
-		return "Key or ID is empty"
-	case k.Lease < 0 || k.Lease > time.Minute || k.Lease%time.Millisecond != 0:
-		return "Lease must be from 0 to a minute, in whole milliseconds"
-	case len(k.Value) > 1<<20:
-		return "Value must have at most 1 MiB"
 	}
 	return ""
 }

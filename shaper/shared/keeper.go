@@ -2,6 +2,8 @@ package shared
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 )
 
@@ -26,6 +28,22 @@ type Keeping struct {
 	// Value is what others are told. It is written if this process keeps the key already, also as it gives it up: so
 	// whoever keeps the key next finds it. At most 1 MiB.
 	Value []byte
+}
+
+// Check returns why k can't be asked for, or nil if it can: no field is out of its range. A [Keeper] checks each question before it
+// leaves for a server.
+func (k Keeping) Check() error {
+	switch {
+	case k.Key == "":
+		return errors.New("the key is empty")
+	case k.ID == "":
+		return errors.New("the ID is empty")
+	case k.Lease < 0 || k.Lease > time.Minute || k.Lease%time.Millisecond != 0:
+		return fmt.Errorf("a Lease of %v is out of its range, whole milliseconds from 0 to a minute", k.Lease)
+	case len(k.Value) > 1<<20:
+		return fmt.Errorf("a Value of %d bytes is out of its range, up to 1 MiB", len(k.Value))
+	}
+	return nil
 }
 
 // Kept is the answer to a [Keeping].

@@ -58,3 +58,21 @@ func TestOneProcessKeepsAKey(t *testing.T) {
 		})
 	}
 }
+
+func TestCheckSaysWhyAKeepingCanNotBeAskedFor(t *testing.T) {
+	whole := shared.Keeping{Key: "key", ID: "a", Lease: time.Minute, Value: make([]byte, 1<<20)}
+	require.NoError(t, whole.Check())
+	require.NoError(t, shared.Keeping{Key: "key", ID: "a"}.Check())
+	for want, change := range map[string]func(*shared.Keeping){
+		"the key is empty":                          func(k *shared.Keeping) { k.Key = "" },
+		"the ID is empty":                           func(k *shared.Keeping) { k.ID = "" },
+		"a Lease of -1ms is out of its range":       func(k *shared.Keeping) { k.Lease = -time.Millisecond },
+		"a Lease of 1m0.001s is out of its range":   func(k *shared.Keeping) { k.Lease += time.Millisecond },
+		"a Lease of 1.5ms is out of its range":      func(k *shared.Keeping) { k.Lease = 1500 * time.Microsecond },
+		"a Value of 1048577 bytes is out of its ra": func(k *shared.Keeping) { k.Value = make([]byte, 1<<20+1) },
+	} {
+		k := whole
+		change(&k)
+		require.ErrorContains(t, k.Check(), want)
+	}
+}

@@ -3,6 +3,8 @@ package shared
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"sort"
 	"strings"
@@ -37,6 +39,29 @@ type Seating struct {
 	// of that question is an older one that the [Bucket] got back, or its clock has leapt: then seats are given only after
 	// a guard, as after a loss.
 	Answered int64
+}
+
+// Check returns why q can't be asked for, or nil if it can: no field is out of its range. A [Seater] checks each question before it
+// leaves for a server.
+func (q Seating) Check() error {
+	const mostSeats, most = 1<<31 - 1, 1 << 53
+	switch {
+	case q.Key == "":
+		return errors.New("the key is empty")
+	case q.ID == "":
+		return errors.New("the ID is empty")
+	case q.Cap < 1 || q.Cap > mostSeats:
+		return fmt.Errorf("a Cap of %d is out of its range, from 1 to 2³¹ − 1", q.Cap)
+	case q.Held < 0 || q.Held > mostSeats:
+		return fmt.Errorf("a Held of %d is out of its range, from 0 to 2³¹ − 1", q.Held)
+	case q.Want < 0 || q.Want > mostSeats:
+		return fmt.Errorf("a Want of %d is out of its range, from 0 to 2³¹ − 1", q.Want)
+	case q.Number < 0 || q.Number > most:
+		return fmt.Errorf("a Number of %d is out of its range, from 0 to 2⁵³", q.Number)
+	case q.Answered < 0 || q.Answered > q.Number:
+		return fmt.Errorf("an Answered of %d is out of its range, from 0 to the Number, %d", q.Answered, q.Number)
+	}
+	return nil
 }
 
 // Seated is the answer to a [Seating].

@@ -329,3 +329,25 @@ func TestNoMoreSeatsAreHadThanThereAre(t *testing.T) {
 		})
 	}
 }
+
+// What is out of its range is said by the name of the field and by the value.
+func TestCheckSaysWhyASeatingCanNotBeAskedFor(t *testing.T) {
+	whole := shared.Seating{Key: "key", ID: "a", Cap: 1<<31 - 1, Held: 1<<31 - 1, Want: 1<<31 - 1, Number: 1 << 53, Answered: 1 << 53}
+	require.NoError(t, whole.Check())
+	require.NoError(t, shared.Seating{Key: "key", ID: "a", Cap: 1}.Check())
+	for want, change := range map[string]func(*shared.Seating){
+		"the key is empty":                                              func(q *shared.Seating) { q.Key = "" },
+		"the ID is empty":                                               func(q *shared.Seating) { q.ID = "" },
+		"a Cap of 0 is out of its range, from 1":                        func(q *shared.Seating) { q.Cap = 0 },
+		"a Held of -1 is out of its range, from 0":                      func(q *shared.Seating) { q.Held = -1 },
+		"a Want of -1 is out of its range, from 0":                      func(q *shared.Seating) { q.Want = -1 },
+		"a Number of -1 is out of its range":                            func(q *shared.Seating) { q.Number = -1 },
+		"a Number of 9007199254740993 is out":                           func(q *shared.Seating) { q.Number = 1<<53 + 1 },
+		"an Answered of -1 is out of its range":                         func(q *shared.Seating) { q.Answered = -1 },
+		"an Answered of 2 is out of its range, from 0 to the Number, 1": func(q *shared.Seating) { q.Number, q.Answered = 1, 2 },
+	} {
+		q := whole
+		change(&q)
+		require.ErrorContains(t, q.Check(), want)
+	}
+}
