@@ -470,3 +470,84 @@ func TestReplicasWithoutTheirStore(t *testing.T) {
 		}
 	}
 }
+
+// Other handlers, tokens and paths of a Caddyfile are as with one process. A replica that ends with none beside it answers those who wait.
+func TestReplicasOfACaddyfile(t *testing.T) {
+	t.Parallel()
+	_, url := storages["Redis"](t)
+	held := false
+	p := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if string(body) == "hold" && !held {
+			held = true
+			w.Header().Set("Retry-After", "50")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		fmt.Fprintf(w, "%s of %s, %q%q: %s", r.URL, r.Header.Get("X-Seen"), r.Header.Get("Authorization"), r.Header.Get("X-Shaper-Replica-Call"), body)
+	}))
+	realtime.Close(t, p)
+	teams := writeFile(t, "teams", "a team: "+hashOf("a token")+"\n")
+	var both []*servers.Process
+	var urls []string
+	for range 2 {
+		address := freeAddress(t)
+		urls = append(urls, "http://"+address)
+		both = append(both, serve(t, fmt.Sprintf(`{
+	admin off
+	grace_period 4s
+	default_bind 127.0.0.1
+}
+http://%s {
+	header X-Front yes
+	handle_path /openai/* {
+		shape gate {
+			quota openai-compatible {
+				requests 600
+			}
+			wait 1m
+			teams %s
+			store %s
+			advertise %s
+		}
+		reverse_proxy %s {
+			header_up X-Seen {http.shape.team}
+		}
+	}
+}
+`, port(t, address), teams, url, address, p.URL)))
+	}
+	for _, to := range urls {
+		a, err := send(http.MethodPost, to+"/openai/v1/x?a=%2F", "its body", "Authorization", "Bearer a token")
+		require.NoError(t, err)
+		require.Equal(t, 200, a.status, a.body)
+		require.Equal(t, `/v1/x?a=%2F of a team, """": its body`, a.body)
+		require.Equal(t, []string{"yes"}, a.header["X-Front"])
+		a, err = send(http.MethodPost, to+"/openai/v1/x", "its body", "Authorization", "Bearer another")
+		require.NoError(t, err)
+		require.Equal(t, 401, a.status)
+		require.Equal(t, []string{"yes"}, a.header["X-Front"])
+	}
+
+	both[0].Kill()
+	both[1].Says("this replica has the line")
+	answers := make(chan answer, 2)
+	for range 2 {
+		go func() {
+			a, err := send(http.MethodPost, urls[1]+"/openai/v1/x", "hold", "Authorization", "Bearer a token")
+			if err != nil {
+				a.body = err.Error()
+			}
+			answers <- a
+		}()
+	}
+	both[1].Says("the provider has refused a call with 429")
+	require.Zero(t, both[1].Stop(syscall.SIGTERM))
+	told := map[int]string{}
+	for range 2 {
+		a := <-answers
+		told[a.status] = a.body
+	}
+	require.Contains(t, told[503], `"type":"server_error"`)
+	require.Contains(t, told, 429, "the provider's, as it has not been asked again")
+}
