@@ -123,6 +123,9 @@ func (f *fleet) release() { _, _ = fleets.Delete(f.key) }
 
 // Destruct implements [caddy.Destructor].
 func (f *fleet) Destruct() error {
+	fleetsMu.Lock()
+	leaveFleetsLocked(func(other *fleet) bool { return other == f }) // The app may be cleaned up later.
+	fleetsMu.Unlock()
 	f.close()
 	f.store.release()
 	return nil
