@@ -377,10 +377,10 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 	sf.checkFallbackLocked(now)
 	asks := kind == allow || kind == newcomer && f.bucket.limits.Depth == 0
 	keptOut := f.keptOutUntil() > now
+	full := f.waiting() > 0 || f.seatsTaken() >= sf.seating.limitLocked()
 	switch {
-	case sf.Off && asks && f.waiting() == 0 && !f.hasSeat() && sf.seating.limitLocked() > f.seatsTaken() && d.phase == open && deadline > now:
-		sf.meter.asking++
-		return mustAsk, why // There may be a seat.
+	case sf.Off && asks && !full && !f.hasSeat() && d.phase == open && deadline > now:
+		return sf.mustAskLocked(now), why // There may be a seat.
 	case sf.Off, d.phase == closed, d.phase == draining && kind != reentry:
 		return judges, why // The order of the reasons to refuse is the same.
 	case kind != reentry && sf.tooCostlyLocked(n):
@@ -393,7 +393,7 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 		return judges, why
 	case kind != reentry && sf.isUnavailableLocked(now):
 		return refuses, sf.unavailableLocked(now)
-	case asks && (f.waiting() > 0 || f.seatsTaken() >= sf.seating.limitLocked() || sf.holding.keepsLocked(now) || keptOut || sf.fallback):
+	case asks && (full || sf.holding.keepsLocked(now) || keptOut || sf.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
 		v := f.view()
 		wait := v.expected(f.bucket.wait(now, v.ahead, n))
@@ -401,16 +401,21 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 	case asks && deadline <= now: // It is too late, whatever the Bucket says.
 		return refuses, rejection{reason: refusedLate, also: missedDeadline}
 	case asks:
-		if f.bucket.cap == ownCap { // A seat of all is taken by ask.
-			f.lineOrNew().seatsTaken++ // It is given back if the Bucket refuses.
-		}
-		sf.meter.asking++
-		if f.hasSeat() { // Else a seat is asked for first.
-			sf.breaker.Asks(now, sf.all.timeout)
-		}
-		return mustAsk, why
+		return sf.mustAskLocked(now), why
 	}
 	return estimates, why
+}
+
+// mustAskLocked notes that a request is about to ask the [shared.Bucket].
+func (sf *sharedFlow) mustAskLocked(now int64) levelAnswer {
+	sf.meter.asking++
+	if sf.f.hasSeat() { // Else a seat is asked for first.
+		sf.breaker.Asks(now, sf.all.timeout)
+	}
+	if sf.f.bucket.cap == ownCap { // A seat of all is taken by ask.
+		sf.f.lineOrNew().seatsTaken++ // It is given back if the Bucket refuses.
+	}
+	return mustAsk
 }
 
 // forecast returns why a newcomer would be refused in an outage.

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -447,16 +448,15 @@ func TestASeatThatIsGivenBackIsNotUsed(t *testing.T) {
 			f.at(5 * time.Second)
 			b.come(4, 20*time.Second)
 			f.at(7900 * ms)
-			asked := false
+			var asked atomic.Bool
 			f.Fail(func(_ int, op string) buckettest.Fault {
-				if asked || op != "Seats" || time.Since(f.start) < 8*time.Second {
+				if op != "Seats" || time.Since(f.start) < 8*time.Second || !asked.CompareAndSwap(false, true) {
 					return buckettest.NoFault
 				}
-				asked = true
 				return fault
 			})
 			f.at(25 * time.Second)
-			require.True(t, asked)
+			require.True(t, asked.Load())
 			require.Empty(t, f.complaint())
 			require.Equal(t, 2, a.inFlight(), "its target")
 			require.Equal(t, 2, b.inFlight())
