@@ -455,5 +455,8 @@ func (f *flow) seats() int {
 	return f.bucket.limits.InFlight
 }
 
+// freeSeats returns how many more requests may leave, in a flow with a cap. More seats may be taken than there are.
+func (f *flow) freeSeats() int { return f.seats() - f.seatsTaken() }
+
 // hasSeat reports whether the cap lets one more request leave.
-func (f *flow) hasSeat() bool { return !f.capped() || f.seatsTaken() < f.seats() }
+func (f *flow) hasSeat() bool { return !f.capped() || f.freeSeats() > 0 }

@@ -104,7 +104,7 @@ func (p *pump) wantsLocked(now int64) bool {
 	switch {
 	case f.ahead() <= sf.Leased() || sf.HasNext():
 		return false
-	case f.capped() && covered && int64(f.seats()-f.seatsTaken()) <= sf.Leased():
+	case f.capped() && covered && int64(f.freeSeats()) <= sf.Leased():
 		return false // At most so many can leave, as each costs 1 at least.
 	}
 	return !covered || sf.HalfUsed()
@@ -213,7 +213,7 @@ func (p *pump) takeLocked(now int64) shared.Take {
 	most := sf.BatchFor(queued, unit)
 	free := int64(math.MaxInt64) // how many may leave before a seat is given back
 	if f.capped() {
-		free = max(1, int64(f.seats()-f.seatsTaken())-sf.Leased())
+		free = max(1, int64(f.freeSeats())-sf.Leased())
 	}
 	most = min(most, free)
 	longest, n := int64(sf.LongestBatch()*unit), int64(1)

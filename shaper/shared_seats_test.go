@@ -469,25 +469,33 @@ func TestASeatThatIsGivenBackIsNotUsed(t *testing.T) {
 	}
 }
 
-// A call that ends while a question is under way that keeps its seat frees it here; and no more than the question keeps
-// are used until its answer has come.
+// From when a question says how many seats are kept no more are used until its answer has come: others may have got the rest,
+// also if the answer is lost.
 func TestNoMoreSeatsAreUsedThanAQuestionKeeps(t *testing.T) {
-	withSeats(t, 4, 2, quick, func(f *seatFleet) {
-		a, b := f.all[0], f.all[1]
-		a.come(4, time.Second)
-		f.at(2 * time.Second)
-		b.come(1, time.Minute)
-		a.come(1, time.Minute)
-		f.at(3290 * ms)
-		a.set(func(l *seatLink) { l.stops = 200 * ms })
-		f.at(3400 * ms) // It has asked, and does not know the answer.
-		a.come(5, time.Second)
-		q := a.seatings(3290 * ms)[0]
-		require.Less(t, a.inFlight(), q.asked.Held+1)
-		require.Empty(t, f.complaint())
-		f.at(20 * time.Second)
-		require.Empty(t, f.complaint())
-	})
+	for _, loses := range []bool{false, true} {
+		withSeats(t, 4, 2, quick, func(f *seatFleet) {
+			a, b := f.all[0], f.all[1]
+			a.come(3, time.Second)
+			a.come(1, time.Minute)
+			f.at(6590 * ms)
+			a.set(func(l *seatLink) { l.stops = 200 * ms })
+			if loses {
+				f.Fail(faultOf(buckettest.LoseReply))
+			}
+			f.at(6605 * ms) // The question has arrived, and its answer has not.
+			f.Fail(nil)
+			require.Equal(t, 1, a.seatings(6590 * ms)[0].asked.Held, "no more have been in use since 3.3 s")
+			b.come(3, time.Minute)
+			a.come(5, time.Second)
+			f.at(6700 * ms)
+			require.Equal(t, []int{1, 3}, []int{a.inFlight(), b.inFlight()})
+			f.at(7500 * ms)
+			a.set(func(l *seatLink) { l.stops = 0 })
+			f.at(20 * time.Second)
+			require.Empty(t, f.complaint())
+			require.Equal(t, 5, a.Stats().Waiting+len(a.lefts(2*time.Second)))
+		})
+	}
 }
 
 // A crash frees seats after 10 s.
@@ -549,6 +557,10 @@ func TestAnOutageEndsTheSeatsAndBeginsTheFallback(t *testing.T) {
 			f.at(last.sent + shared.SeatLease - 10*ms)
 			if c.fallback != shared.FallbackClosed { // Else there are no slots.
 				require.Equal(t, before, a.inFlight(), "%+v", c)
+			}
+			f.at(last.sent + shared.SeatLease + 10*ms)
+			if c.most >= before {
+				require.Equal(t, c.most, a.inFlight(), "at once")
 			}
 			f.at(last.sent + shared.SeatLease + 1100*ms)
 			require.Equal(t, c.most, a.inFlight(), "%+v", c)
