@@ -456,6 +456,10 @@ func (f *flow) seats() int {
 }
 
 // freeSeats returns how many more requests may leave, in a flow with a cap. More seats may be taken than there are.
+//
+// It is not inlined, so that hasSeat is: most flows have no cap.
+//
+//go:noinline
 func (f *flow) freeSeats() int { return f.seats() - f.seatsTaken() }
 
 // hasSeat reports whether the cap lets one more request leave.
