@@ -385,6 +385,8 @@ func (f *fleet) words() string {
 	switch st := f.replica.Load().State(); {
 	case st.Here:
 		return "This replica has the line."
+	case st.Keeper != "" && st.Err != nil:
+		return fmt.Sprintf("The line is at %s: calls that come here are passed on to it. But: %v.", st.Keeper, st.Err)
 	case st.Keeper != "":
 		return "The line is at " + st.Keeper + ": calls that come here are passed on to it."
 	case st.Apart:

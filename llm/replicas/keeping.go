@@ -49,7 +49,7 @@ type standing struct {
 	answered time.Time // last
 	asked    time.Time // when that was asked
 	clock    int64     // of the store, in that answer
-	astray   error     // the address of the keeper leads elsewhere
+	astray   error     // why calls can't be passed to the keeper
 }
 
 // A told is what the replica that has the line tells the others, as a [shared.Keeping].Value.
@@ -248,7 +248,7 @@ func (r *Replica) follows(kept shared.Kept, t told) (next time.Duration) {
 		return soonest
 	}
 	if t.Line = nil; t.ID != r.keeper.ID || t.Secret != r.keeper.Secret {
-		r.since = now
+		r.since, r.astray = now, nil
 		r.config.Log.Info("another replica has the line", "address", t.Address)
 	}
 	r.keeper = t
@@ -329,7 +329,7 @@ func (r *Replica) renewLocked(asked time.Time) {
 
 // openLocked lets calls leave.
 func (r *Replica) openLocked() {
-	r.isOpen, r.since, r.before = true, time.Now(), nil
+	r.isOpen, r.since, r.before, r.astray = true, time.Now(), nil, nil
 	r.keeper = told{ID: r.id, Address: r.config.Advertise, Secret: r.secret}
 	r.recallLocked()
 	r.config.Log.Info("this replica has the line")

@@ -27,6 +27,7 @@ const (
 	keeperField    = prefix + "Keeper"    // to which the call is passed
 	signatureField = prefix + "Signature" // of the request, with the secret of that
 	leftField      = prefix + "Left"      // in a 102: the call leaves
+	byField        = prefix + "By"        // in each response to a call that was passed: the ID of the replica
 	movedField     = prefix + "Moved"     // in a 421: the ID of the replica, which has not sent the call, and does not have the line
 )
 
@@ -351,6 +352,7 @@ func (r *Replica) sendBack(w http.ResponseWriter) {
 // servePassed serves a call that another replica has passed here. A call that comes again takes the place of the one that is in
 // line, as its connection has broken; one that has left is refused.
 func (r *Replica) servePassed(w http.ResponseWriter, req *http.Request, line http.Handler, p passed) {
+	w.Header().Set(byField, r.id)
 	here := &way{ResponseWriter: w, r: r, to: r.id, team: p.team, call: p.call, cancel: func(error) {}}
 	if !r.enter(here) {
 		r.config.Unavailable(w, req, http.StatusBadGateway, 0)
@@ -435,9 +437,19 @@ func (r *Replica) pass(w *way, req *http.Request, to told, id string) (isOver bo
 		},
 		ModifyResponse: func(response *http.Response) error {
 			if by := response.Header.Get(movedField); by != "" && response.StatusCode == http.StatusMisdirectedRequest {
-				r.cameBack(to, by)
+				var err error
+				if by != to.ID {
+					err = fmt.Errorf("its address leads to another replica, and each must advertise one of its own (to this replica itself: %v)", by == r.id)
+				}
+				r.cameBack(to, err)
 				return errMoved
 			}
+			if by := response.Header.Get(byField); by != to.ID && w.hasStrayed() {
+				err := fmt.Errorf("its address leads to no replica, but to a server that answers with status %d", response.StatusCode)
+				r.cameBack(to, err)
+				return err
+			}
+			response.Header.Del(byField)        // It would be in the response of an upgrade, which is not written through the way.
 			for field, values := range header { // What handlers in front have set, unless those of the other replica have set it.
 				if response.Header[field] == nil {
 					w.Header()[field] = values
@@ -463,7 +475,9 @@ func (r *Replica) pass(w *way, req *http.Request, to told, id string) (isOver bo
 	case errors.Is(failed, errMoved) || at == hasMoved:
 		return false
 	case at == inLine:
-		r.cameBack(to, "")
+		if _, isBroken := w.body.readable(); !isBroken {
+			r.cameBack(to, failed)
+		}
 		return false
 	}
 	r.config.Unavailable(w.ResponseWriter, req, http.StatusBadGateway, 0)
@@ -517,20 +531,31 @@ func (t *timeouts) writes() {
 	}
 }
 
-// cameBack notes that a call has come back from a replica that does not have the line, by its ID; "": its connection has broken.
-func (r *Replica) cameBack(from told, by string) {
+// cameBack notes that a call has come back from a replica that does not have the line, or that it can't be passed there.
+func (r *Replica) cameBack(from told, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if by != "" && by != from.ID {
+	if err != nil {
 		if r.astray == nil {
-			r.config.Log.Error("the address of the replica that has the line leads to another: each must advertise one of its own",
-				"address", from.Address, "itself", by == r.id)
+			r.config.Log.Warn("calls can't be passed to the replica that has the line", "address", from.Address, "error", err)
 		}
-		r.astray = fmt.Errorf("replicas: the address %q of the replica that has the line leads to another", from.Address)
+		r.astray = fmt.Errorf("replicas: calls can't be passed to %q, which has the line: %w", from.Address, err)
 	}
 	if r.err != nil && r.keeper.ID == from.ID { // Whether it still has the line can't be asked.
 		r.keeper = told{}
 	}
+}
+
+// hasStrayed reports whether a response is of somebody who is no replica, as the replica that has the line has said nothing before. What
+// has become of the call is not known then.
+func (w *way) hasStrayed() bool {
+	w.r.mu.Lock()
+	defer w.r.mu.Unlock()
+	if w.at != inLine {
+		return false
+	}
+	w.at = hasLeft
+	return true
 }
 
 // answers notes that a response begins, and reports whether it counts: not if the call has moved.
@@ -575,6 +600,9 @@ func (w *way) WriteHeader(status int) {
 		if strings.HasPrefix(field, prefix) {
 			delete(h, field)
 		}
+	}
+	if w.call != "" {
+		h.Set(byField, w.r.id)
 	}
 	w.ResponseWriter.WriteHeader(status)
 }

@@ -157,7 +157,7 @@ type State struct {
 	Apart   bool      // it has a part of the quota for itself, as the store can't be asked
 	Keeper  string    // the address of the replica that has the line; "": none is known
 	Since   time.Time // when that began
-	Err     error     // of the store, or of an address that leads to another replica; nil: none
+	Err     error     // of the store, or why calls can't be passed to the Keeper; nil: none
 	Passing int       // calls that are passed on now
 	Passed  uint64    // calls that have been passed on so far, some of them several times
 	Waiting int       // calls that wait for a replica that has the line

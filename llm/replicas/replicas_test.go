@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -514,32 +515,63 @@ func TestTheValueOfAnEarlierKeeperIsNotUsed(t *testing.T) {
 	}
 }
 
-// Two replicas with one address, or an address that leads to another replica, are found out, and no call goes in circles.
+// An address that leads to another replica, to nobody, or to a server that is no replica is found out. No call goes in circles, and what a
+// stranger answers is not taken for the answer of a call, which is not sent again either.
 func TestAnAddressThatLeadsElsewhere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst, config: func(c *replicas.Config) {
-			c.Advertise = addressOf(2)
-			c.Wait = func() time.Duration { return 5 * time.Second }
-		}})
-		for i, n := range f.nodes { // All are listened to, but only the last is found.
-			if i < 2 {
-				l := f.network.listen(addressOf(i))
-				go func() { _ = n.server.Serve(l) }()
-			}
-		}
-		k := f.keeper()
-		for _, n := range f.nodes {
-			got := <-f.call(n.number, "a", fmt.Sprint(n.number))
-			if n == k || k.number == 2 {
-				require.Equal(t, 200, got.status)
-				continue
-			}
-			require.Equal(t, 503, got.status)
-			require.ErrorContains(t, n.State().Err, `the address "node-2:80" of the replica that has the line leads to another`)
-			require.LessOrEqual(t, n.State().Passed, uint64(25))
-		}
-		f.once()
-	})
+	for _, tt := range []struct {
+		name, leads string
+		status      int
+		want        string
+	}{
+		{"another replica", addressOf(2), http.StatusServiceUnavailable, `calls can't be passed to "node-2:80", which has the line: its address leads to another replica`},
+		{"nobody", "nobody:80", http.StatusServiceUnavailable, `calls can't be passed to "nobody:80", which has the line: `},
+		{"a server of HTTPS", "tls:443", http.StatusBadGateway, `its address leads to no replica, but to a server that answers with status 400`},
+		{"the provider", "provider:80", http.StatusBadGateway, `its address leads to no replica, but to a server that answers with status 200`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst, config: func(c *replicas.Config) {
+					c.Advertise = tt.leads
+					c.Wait = func() time.Duration { return 5 * time.Second }
+				}})
+				var strange atomic.Int64
+				stranger := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					strange.Add(1)
+					w.Header().Set("X-Shaper-Replica-By", "somebody")
+					if tt.leads == "tls:443" {
+						w.WriteHeader(http.StatusBadRequest)
+					}
+				})}
+				defer func() { _ = stranger.Close() }()
+				for i, n := range f.nodes { // All are listened to, but only the address that all advertise is found.
+					if addressOf(i) != tt.leads {
+						l := f.network.listen(addressOf(i))
+						go func() { _ = n.server.Serve(l) }()
+					}
+				}
+				switch tt.leads {
+				case "nobody:80":
+					f.network.cut(tt.leads)
+				case "tls:443", "provider:80":
+					l := f.network.listen(tt.leads)
+					go func() { _ = stranger.Serve(l) }()
+				}
+				k := f.keeper()
+				for _, n := range f.nodes {
+					got := <-f.call(n.number, "a", fmt.Sprint(n.number))
+					if n == k || tt.leads == addressOf(k.number) {
+						require.Equal(t, 200, got.status)
+						continue
+					}
+					require.Equal(t, tt.status, got.status)
+					require.ErrorContains(t, n.State().Err, tt.want)
+					require.LessOrEqual(t, n.State().Passed, uint64(25))
+				}
+				require.LessOrEqual(t, strange.Load(), int64(2), "once for each call")
+				f.once()
+			})
+		})
+	}
 }
 
 // A Shutdown says that the line could not be handed on.
