@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -113,6 +115,20 @@ func capHolds(t *testing.T, store string) {
 	}
 	for _, path := range paths {
 		require.Equal(t, workersOfAll, w.mostAtOnce(path), path)
+	}
+}
+
+// Whoever caps each client without a thought would let each new one wait for 3.6 s.
+func TestACapOfEachKeyIsWarnedOf(t *testing.T) {
+	for lines, warns := range map[string]bool{
+		"limits 5/s\n shared_inflight 3": true, "limits 5/s\n key {query.user}\n shared_inflight 3": true, "limits 5/s\n key all\n shared_inflight 3": false,
+		"limits 5/s\n fair host\n shared_inflight 3": false, "limits 5/s\n site 9/s\n site_shared_inflight 3": false, "limits 5/s": false,
+	} {
+		s := serve(t, "shape line {\n "+lines+"\n store redis://127.0.0.1:1\n}"+proxied)
+		s.stop()
+		text, err := os.ReadFile(s.log + ".app")
+		require.NoError(t, err)
+		require.Equal(t, warns, strings.Contains(string(text), "each new key waits for its first seat"), lines)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"example.com/leakybucket/config"
 	"example.com/leakybucket/llm/gateway"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func init() { caddy.RegisterModule((*Shape)(nil)) }
@@ -231,6 +232,10 @@ func (s *Shape) provision(ctx caddy.Context, set settings) error {
 	}
 	if s.costOf, err = newCost(s.Cost, s.MaxCost); err != nil {
 		return err
+	}
+	if set.fixed.levels.InFlight > 0 && !set.fixed.fair && !slices.Equal(s.Key, []string{"all"}) {
+		ctx.Slogger().Warn("each new key waits for its first seat; for all requests together say key all, or site and site_shared_inflight",
+			"shape", set.name, "shared_inflight", s.SharedInFlight, "wait", shared.SeatGuard)
 	}
 	s.errors = errorRoutesOf(ctx)
 	s.failures = newFailureLog(ctx.Slogger().With("shape", set.name))
