@@ -270,6 +270,34 @@ func TestWhatElseIsRefused(t *testing.T) {
 	}
 }
 
+// A call that none of several replicas could serve is told so in the words of its provider. Nobody is told to send one again that the
+// provider may have answered.
+func TestACallThatNoReplicaCouldServe(t *testing.T) {
+	for _, provider := range gateway.Providers() {
+		g := newRig(t, provider, llm.Quota{Requests: 50}, http.NotFoundHandler(), nil)
+		for status, want := range map[int]struct{ message, after string }{
+			502: {"the provider may have answered it", ""},
+			503: {"No replica of the gateway can serve the call just now", "3"},
+		} {
+			after, _ := strconv.Atoi(want.after)
+			w := httptest.NewRecorder()
+			g.WriteUnavailable(w, status, time.Duration(after)*time.Second)
+			require.Equal(t, status, w.Code)
+			require.Contains(t, w.Body.String(), want.message)
+			require.Equal(t, want.after, w.Header().Get("Retry-After"))
+			require.Equal(t, "application/json", w.Header().Get("Content-Type"))
+			word := map[string][2]string{
+				"anthropic": {`"type":"api_error"`, `"type":"api_error"`}, "gemini": {`"status":"INTERNAL"`, `"status":"UNAVAILABLE"`},
+				"bedrock": {"InternalServerException", "ServiceUnavailableException"},
+			}[provider]
+			if word == [2]string{} {
+				word = [2]string{`"type":"server_error"`, `"type":"server_error"`}
+			}
+			require.Contains(t, w.Body.String()+w.Header().Get("X-Amzn-Errortype"), word[status-502], provider)
+		}
+	}
+}
+
 // Whoever has the error of a call can have it told, be it a refusal or not.
 func TestAnErrorThatIsNoRefusalIsToldToo(t *testing.T) {
 	g := newRig(t, "openai", llm.Quota{Requests: 50}, http.NotFoundHandler(), nil)
