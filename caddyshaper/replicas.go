@@ -260,9 +260,7 @@ func (s *Shape) inFleet(lines http.Handler) http.Handler {
 		return lines
 	}
 	s.here = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := callOf(r)
-		c.way.enterHere(s, r)
-		defer func() { c.way.isHere = false }()
+		callOf(r).way.enterHere(s, r)
 		lines.ServeHTTP(w, r)
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -275,7 +273,7 @@ func (s *Shape) inFleet(lines http.Handler) http.Handler {
 		c := callOf(r)
 		c.way = &way{
 			ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
-			call:                  c, replica: s.fleet.replica.Load(), before: w.Header().Clone(), url: r.URL, uri: r.RequestURI,
+			call:                  c, replica: s.fleet.replica.Load(), url: r.URL, uri: r.RequestURI,
 		}
 		// Another replica is to route the call as it came, whatever handlers in front of this one have made of its path.
 		if came, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok && came.URL != nil {
@@ -305,8 +303,6 @@ type way struct {
 	*caddyhttp.ResponseWriterWrapper
 	call    *call
 	replica *replicas.Replica // nil: there is none any more
-	before  http.Header       // of the response, by the handlers in front
-	isHere  bool              // the call is in the lines of this replica, or is answered by it
 
 	// As handlers in front have left them, for the lines here.
 	url *url.URL
@@ -315,7 +311,6 @@ type way struct {
 
 // enterHere makes a request that of a call in the lines of this replica.
 func (w *way) enterHere(s *Shape, r *http.Request) {
-	w.isHere = true
 	r.URL, r.RequestURI = w.url, w.uri
 	if w.replica == nil {
 		return
@@ -332,23 +327,8 @@ func (w *way) enterHere(s *Shape, r *http.Request) {
 func (w *way) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		w.call.times.resume()
-		if !w.isHere {
-			w.dropBefore()
-		}
 	}
 	w.ResponseWriterWrapper.WriteHeader(status)
-}
-
-// dropBefore removes the fields of handlers in front from the response of another replica, where the same handlers have set theirs.
-func (w *way) dropBefore() {
-	h := w.Header()
-	for name, values := range w.before {
-		if all := h[name]; len(all) > len(values) {
-			h[name] = all[len(values):]
-		} else {
-			delete(h, name)
-		}
-	}
 }
 
 // teamIn returns the owner of a token, which is a part of a key.
@@ -414,7 +394,6 @@ func (s *Shape) unavailable(w http.ResponseWriter, r *http.Request, status int, 
 		return
 	}
 	c := callOf(r)
-	c.way.isHere = true
 	c.tell("unavailable")
 	s.failures.note(status, errNoKeeper)
 	if failed := caddyhttp.Error(status, errNoKeeper); len(s.errors) > 0 && s.errors.match(r, failed) {

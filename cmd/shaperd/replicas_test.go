@@ -157,6 +157,7 @@ func TestACallThatIsPassedOnIsAsIfItWereNot(t *testing.T) {
 		for name, values := range answered.Header {
 			fields[name] = len(values)
 		}
+		delete(fields, "Server") // Caddy's proxy removes it, where it is Caddy's own.
 		require.Equal(t, map[string]int{"Content-Type": 1, "Date": 1, "Server-Timing": 1, "Via": 1, "X-Ratelimit-Limit-Requests": 1, "X-Ratelimit-Remaining-Requests": 1, "X-Ratelimit-Reset-Requests": 1}, fields)
 		lines := bufio.NewReader(answered.Body)
 		for piece := range 5 {
