@@ -10,6 +10,9 @@
 // machine that is busy as well, as a late process drops its slots. How near the rate a fleet
 // comes, how long it takes to recover, and how equal the shares are depends on the machine, so
 // it is judged in bubbles alone, in the tests of package shaper.
+//
+// Gateways that have one line by package replicas are the exception: what a death costs is promised in seconds. Their test runs
+// beside no other, and its figures hold on a machine that is not too busy.
 package sharedfaults_test
 
 import (

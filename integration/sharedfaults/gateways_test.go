@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	stdlog "log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -14,6 +17,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,6 +25,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/llm"
@@ -72,6 +77,7 @@ type gatewayPlan struct {
 	Advertise string // where it listens
 	Upstream  string // the URL of the provider
 	Log       string // the file that it writes
+	Fallback  int
 }
 
 // A sending is a call in a gateway's line.
@@ -86,7 +92,7 @@ type sendingKey struct{}
 func serveGateway(text string) {
 	var p gatewayPlan
 	must(json.Unmarshal([]byte(text), &p))
-	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
+	file, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
 	must(err)
 	store, closeStore, err := openBucket(plan{Addr: p.Store})
 	must(err)
@@ -96,10 +102,10 @@ func serveGateway(text string) {
 	epoch, wall := sameInstant()
 	// One write for each: a gateway that is killed has written all that it has done.
 	write := func(what outcome, s *sending) {
-		_, err := fmt.Fprintf(log, "%c %d %s\n", what, wall+int64(s.at.Sub(epoch)), s.call)
+		_, err := fmt.Fprintf(file, "%c %d %s\n", what, wall+int64(s.at.Sub(epoch)), s.call)
 		must(err)
 	}
-	limits, meters, err := gateway.Levels("openai", gatewayQuota, burst, callers)
+	limits, meters, err := gateway.Levels("openai", gatewayQuota, burst, 2*callers) // Those whose callers have gone may still be there.
 	must(err)
 	line, err := shaper.New(limits, shaper.WithMeters(meters...), shaper.WithFairQueue(shareOf), shaper.WithTrace(&shaper.Trace{
 		Departed: func(ctx context.Context, e shaper.Event) {
@@ -119,13 +125,13 @@ func serveGateway(text string) {
 	g.Begin()
 	models := gateway.Models{{Gateway: g}}
 	r, err = replicas.New(replicas.Config{
-		Keeper: store.(shared.Keeper), Key: "key", Advertise: p.Advertise, Line: onePart{models}, Team: takeTeam,
-		Wait: func() time.Duration { return patience },
+		Keeper: store.(shared.Keeper), Key: "key", Advertise: p.Advertise, Line: parted{models, line, limits, meters}, Team: takeTeam,
+		Fallback: p.Fallback, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Wait: func() time.Duration { return patience },
 	})
 	must(err)
 	proxy := &httputil.ReverseProxy{
 		Rewrite:   func(p *httputil.ProxyRequest) { p.SetURL(upstream) },
-		Transport: &http.Transport{MaxIdleConnsPerHost: callers},
+		Transport: &http.Transport{MaxIdleConnsPerHost: callers}, ErrorLog: stdlog.New(io.Discard, "", 0),
 	}
 	calls := r.Wrap(models.Wrap(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		write(sent, req.Context().Value(sendingKey{}).(*sending))
@@ -146,7 +152,9 @@ func serveGateway(text string) {
 		<-term
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		must(r.Shutdown(ctx))
+		if err := r.Shutdown(ctx); err != nil { // The store may be away.
+			fmt.Fprintln(os.Stderr, err)
+		}
 		must(server.Shutdown(ctx))
 		must(r.Close())
 		must(line.Close())
@@ -165,10 +173,24 @@ func must(err error) {
 	}
 }
 
-// onePart is a line of which each replica has all or nothing.
-type onePart struct{ gateway.Models }
+// parted is a line of which each replica may have a part.
+type parted struct {
+	gateway.Models
+	line   *shaper.Shaper
+	limits shaper.Limits
+	meters []shaper.Meter
+}
 
-func (onePart) Part(int) error { return nil }
+func (p parted) Part(n int) error {
+	l, meters := p.limits, slices.Clone(p.meters)
+	l.Rate /= rate.Limit(n)
+	l.Burst /= n
+	for i := range meters {
+		meters[i].Rate /= rate.Limit(n)
+		meters[i].Burst /= n
+	}
+	return errors.Join(p.line.SetLimits(l), p.line.SetMeters(meters...))
+}
 
 // callField has the name of a call, which no other has. It begins with the name of the team.
 const callField = "X-Call"
@@ -189,8 +211,9 @@ type gatewayFleet struct {
 	storeAt  func(link *servers.Proxy) string
 	members  [gateways]*servers.Process
 	address  [gateways]string
-	log      [gateways]string   // that each writes now
-	logs     []string           // all of them
+	log      [gateways]string // that each writes now
+	logs     []string         // all of them
+	fallback int
 	client   *http.Client       // of all callers
 	hangUp   context.CancelFunc // ends them
 	calling  sync.WaitGroup
@@ -199,17 +222,23 @@ type gatewayFleet struct {
 	again      []again
 
 	mu      sync.Mutex
-	ended   map[string]int // the status of each call; 0: its connection broke
-	strange []string       // other responses than 200 and 502
+	ended   map[string]int       // the status of each call; 0: its connection broke
+	gone    map[string]time.Time // when a caller went away who did not wait for the end of a call
+	strange []string             // other responses than 200 and 502
 }
 
 // startGateways starts three gateways with a store at an address. The first of them has the line.
-func startGateways(t *testing.T, s store, first int) *gatewayFleet {
+func startGateways(t *testing.T, s store, first, fallback int) *gatewayFleet {
 	t.Helper()
-	f := &gatewayFleet{t: t, provider: &recorder{arrived: map[string][]time.Time{}}, storeAt: s.at, ended: map[string]int{}}
+	f := &gatewayFleet{
+		t: t, provider: &recorder{arrived: map[string][]time.Time{}}, storeAt: s.at, fallback: fallback,
+		ended: map[string]int{}, gone: map[string]time.Time{},
+	}
 	f.provider.Server = llmtest.New(llmtest.Config{
 		Dialect: llmtest.OpenAI, Quota: providerQuota, Minute: time.Minute / scale,
-		Answer: func(llmtest.Call) llmtest.Answer { return llmtest.Answer{Output: tokens, First: answering} },
+		Answer: func(llmtest.Call) llmtest.Answer {
+			return llmtest.Answer{Output: tokens, First: answering / 2, Took: answering}
+		},
 	})
 	f.upstream = httptest.NewServer(f.provider)
 	t.Cleanup(f.upstream.Close)
@@ -247,7 +276,7 @@ func (f *gatewayFleet) start(i int) {
 	f.t.Helper()
 	f.log[i] = filepath.Join(f.t.TempDir(), fmt.Sprint(len(f.logs)))
 	f.logs = append(f.logs, f.log[i])
-	text, err := json.Marshal(gatewayPlan{Store: f.storeAt(f.links[i]), Advertise: f.address[i], Upstream: f.upstream.URL, Log: f.log[i]})
+	text, err := json.Marshal(gatewayPlan{Store: f.storeAt(f.links[i]), Advertise: f.address[i], Upstream: f.upstream.URL, Log: f.log[i], Fallback: f.fallback})
 	require.NoError(f.t, err)
 	own, err := os.Executable()
 	require.NoError(f.t, err)
@@ -280,47 +309,78 @@ func (f *gatewayFleet) calls() {
 	f.hangUp = cancel
 	f.t.Cleanup(cancel)
 	for i := range callers {
-		team, seat := fmt.Sprint("team-", i%teams), i/teams
-		home := max(0, seat-callers/teams*8/10+2) / 2
-		f.calling.Go(func() { f.callOn(ctx, team, fmt.Sprint(team, "/", seat), home) })
+		c := caller{f, fmt.Sprint("team-", i%teams), i / teams}
+		f.calling.Go(func() { c.run(ctx) })
 	}
 }
 
-// callOn is a caller: one call after the other, to the gateway at home. Where a connection breaks it calls anew at the next gateway.
-func (f *gatewayFleet) callOn(ctx context.Context, team, name string, home int) {
-	at := home
-	for n := 0; ctx.Err() == nil; n++ {
-		call := fmt.Sprint(name, "/", n)
-		status, err := f.call(ctx, team, call, f.address[at])
-		if ctx.Err() != nil {
+// A caller makes one call after the other.
+type caller struct {
+	*gatewayFleet
+	team string
+	seat int // of 20
+}
+
+// run calls the gateway at home. Where a connection breaks it calls anew, at the next gateway. Some callers go away after a while.
+func (c caller) run(ctx context.Context) {
+	home := max(0, c.seat-14) / 2
+	for n, at := 0, home; ctx.Err() == nil; n++ {
+		call := fmt.Sprint(c.team, "/", c.seat, "/", n)
+		within, cancel := context.WithCancel(ctx)
+		if c.seat == 3 || c.seat >= 16 && c.seat%2 == 1 {
+			time.AfterFunc(time.Duration(200+1700*n%4000)*time.Millisecond, cancel)
+		}
+		status, err := c.call(within, call, c.address[at])
+		isGone := within.Err() != nil
+		if cancel(); ctx.Err() != nil {
 			return
 		}
-		f.mu.Lock()
-		f.ended[call] = status
-		if err == nil && status != http.StatusOK && status != http.StatusBadGateway {
-			f.strange = append(f.strange, fmt.Sprint(call, ": status ", status))
+		c.mu.Lock()
+		switch {
+		case isGone:
+			c.gone[call] = time.Now()
+		case err == nil && status != http.StatusOK && status != http.StatusBadGateway:
+			c.strange = append(c.strange, fmt.Sprint(call, ": status ", status))
+			fallthrough
+		default:
+			c.ended[call] = status
 		}
-		f.mu.Unlock()
-		if at = home; err != nil {
+		c.mu.Unlock()
+		if at = home; err != nil && !isGone {
 			at = (home + 1 + n%(gateways-1)) % gateways
 		}
 	}
 }
 
-func (f *gatewayFleet) call(ctx context.Context, team, call, address string) (status int, err error) {
-	r := llmtest.NewRequest(ctx, llmtest.OpenAI, llmtest.Call{Input: tokens / 4, Most: tokens})
+// call returns the status of a call: a plain one, or a stream.
+func (c caller) call(ctx context.Context, call, address string) (status int, err error) {
+	asked := llmtest.Call{Input: tokens / 4, Most: tokens, Stream: c.seat%2 == 0}
+	r := llmtest.NewRequest(ctx, llmtest.OpenAI, asked)
 	r.URL.Host, r.Host = address, ""
-	r.Header.Set("Authorization", "Bearer "+team)
+	r.Header.Set("Authorization", "Bearer "+c.team)
 	r.Header.Set(callField, call)
-	response, err := f.client.Do(r)
+	response, err := c.client.Do(r)
 	if err != nil {
 		return 0, err
 	}
 	defer response.Body.Close()
-	if _, err = io.Copy(io.Discard, response.Body); err != nil {
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
 		return 0, err
 	}
+	isWhole := strings.Count(string(text), "word") == tokens && strings.HasSuffix(string(text), "[DONE]\n\n") == asked.Stream
+	if response.StatusCode == http.StatusOK && !isWhole {
+		return 0, c.noteBroken(call)
+	}
 	return response.StatusCode, nil
+}
+
+// noteBroken notes an answer that ends early, and does not say so.
+func (f *gatewayFleet) noteBroken(call string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.strange = append(f.strange, call+": an answer that is not whole")
+	return io.ErrUnexpectedEOF
 }
 
 // A recorder is the provider, and notes each call that comes.
