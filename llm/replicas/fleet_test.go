@@ -172,6 +172,7 @@ func (f *fleet) start(number int, o options) *node {
 		f.came = append(f.came, r.Clone(context.Background()))
 		f.mu.Unlock()
 		w.Header().Set("Server", "shaperd") // as a handler in front may
+		w.Header().Set(fmt.Sprint("X-Front-", number), "1")
 		handler.ServeHTTP(w, r)
 	})}
 	n.server.ReadTimeout, n.server.WriteTimeout = o.timeout, o.timeout

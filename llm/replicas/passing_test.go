@@ -72,13 +72,15 @@ func TestAnAnswerIsTheSameAtEachReplica(t *testing.T) {
 						r.Header.Set("X-Forwarded-For", "192.0.2.1")
 						*r = *r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 							Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-								hints[i] = append(hints[i], fmt.Sprint(code, header))
+								hints[i] = append(hints[i], fmt.Sprint(code, header["Link"], header["Server"]))
 								return nil
 							},
 						}))
 					})
 					require.NoError(t, replies[i].err)
-					for _, field := range []string{"Date", "Server-Timing"} {
+					require.Equal(t, "1", replies[i].header.Get(fmt.Sprint("X-Front-", n.number)))
+					require.Equal(t, "1", replies[i].header.Get(fmt.Sprint("X-Front-", k.number)))
+					for _, field := range []string{"Date", "Server-Timing", "X-Front-0", "X-Front-1"} {
 						replies[i].header.Del(field)
 					}
 					replies[i].at = 0
@@ -101,12 +103,16 @@ func TestTheTimeInLineIsNotTakenOffTimeouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, options{nodes: 2, quota: thousand, burst: burst, timeout: 3 * time.Second, answers: func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(2 * time.Second)
+			if r.Header.Get("X-Call") == "slow" {
+				time.Sleep(2 * time.Second)
+			}
 			fmt.Fprint(w, r.Header.Get("X-Sum"))
 		}})
 		k := f.keeper()
 		for _, n := range []*node{k, f.others(k)[0]} {
 			k.line.Hold(10 * time.Second)
 			require.Equal(t, 200, (<-f.call(n.number, "a", "held")).status)
+			require.Error(t, (<-f.call(n.number, "a", "slow")).err, "they are for the time from there on")
 			f.away(true)
 			time.Sleep(5 * time.Second)
 			r := f.call(n.number, "a", "away")
