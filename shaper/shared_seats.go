@@ -33,7 +33,7 @@ type seating struct {
 	target   int   // to how many it is to come down
 	overdue  int   // as many of those have been in flight when no lease lasted, so that others may have got these seats
 	asked    int64 // when it asked for those
-	number   int64 // of that question
+	number   int64 // of that question; 0: it has told since that it needs none
 	short    bool  // it got fewer than it could use
 	gaveWay  bool  // it has told that it wants none, as its turn is over and others wait
 	stagger  int64 // how much later it asks again then
@@ -379,7 +379,7 @@ func (s *seating) callLocked(_ step, now int64) (call func()) {
 		q.Want = 0
 		s.stagger = int64(shared.SeatPoll)/3 + rand.Int64N(int64(shared.SeatPoll)/2)
 	}
-	if lasts {
+	if now < s.endsLocked() { // Also if it waits, and has none: an older state does not know of that.
 		q.Answered = s.number
 	}
 	s.overdue = max(0, q.Held-max(0, s.hasLocked(now)-s.overdue))
@@ -429,6 +429,9 @@ func (s *seating) callSeats(q shared.Seating, used float64) {
 func (s *seating) answeredLocked(q shared.Seating, got shared.Seated, a answer) {
 	s.held, s.target, s.asked, s.number = got.Held, got.Target, a.sent, q.Number
 	s.short = got.Held < q.Want || s.gaveWay
+	if q.Held+q.Want == 0 {
+		s.number = 0
+	}
 	switch {
 	case got.Held > q.Held: // All together have no more than there are.
 		s.turnEnds, s.guard, s.overdue = a.received+int64(seatTurn), 0, 0

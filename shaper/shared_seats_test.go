@@ -366,6 +366,31 @@ func TestNobodyLeavesAfterTheLeaseHasEnded(t *testing.T) {
 	}
 }
 
+// A question tells the latest answer, also of a process that waits and has no seats, until its lease has ended or it has said
+// that it needs none: so that an older state gives no seats before all have said what they hold.
+func TestAQuestionTellsTheLatestAnswer(t *testing.T) {
+	withSeats(t, 1, 2, quick, func(f *seatFleet) {
+		a, b := f.all[0], f.all[1]
+		a.come(1, 12*time.Second)
+		f.at(time.Second)
+		b.come(1, time.Second)
+		f.at(time.Minute)
+		b.come(1, time.Second)
+		f.at(2 * time.Minute)
+		for _, p := range f.all {
+			latest := int64(0)
+			for _, q := range p.seatings(0) {
+				require.Equal(t, latest, q.asked.Answered, "%v", q)
+				require.Greater(t, q.asked.Number, latest)
+				if latest = q.asked.Number; q.asked.Held+q.asked.Want == 0 {
+					latest = 0
+				}
+			}
+		}
+		require.Len(t, b.lefts(0), 2)
+	})
+}
+
 // Whoever waits for a seat asks each second, and one that has some and uses them each 3.3 s.
 func TestWhoWaitsAsksEachSecond(t *testing.T) {
 	withSeats(t, 2, 2, quick, func(f *seatFleet) {
