@@ -11,7 +11,8 @@
 //     after each wake-up, right before a call is sent ([Replica.Leaves]). Exception: a replica that is stopped between the look and
 //     the call sends that call when it wakes up.
 //  2. Bound. A replica begins with the levels and holds that the one before has handed on, and else with all levels full and the
-//     holds of the last renewal. Who finds that the store has lost its state waits for a lease that it may have lost.
+//     holds of the last renewal. Who finds that the store has lost its state waits for a lease that it may have lost. Exception: a
+//     call that costs more than a burst and has left since that renewal.
 //  3. Takeover. After a death another replica begins within 4 s, and after a Shutdown at once if calls were in line.
 //  4. No loss. A call that has not left moves to the next replica that has the line, for as long as its body is kept. An answer that
 //     has begun, or a call that has left, fails with its replica.
