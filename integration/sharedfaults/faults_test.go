@@ -108,23 +108,50 @@ func TestFaultsAreNoLicence(t *testing.T) {
 				atLength(t)
 			}
 			t.Parallel()
-			p := row.plan
-			p.Key, p.Rate, p.Slack, p.Waiters = "key", cmp.Or(p.Rate, 1000), cmp.Or(p.Slack, d), cmp.Or(p.Waiters, 16)
-			breaks := row.start(t, &p)
-			f := startFleet(t, four(p))
-			breaks(f)
-			at := time.Now()
-			time.Sleep(500 * time.Millisecond)
-			f.leaves(at)
-			reports, l := f.ends()
-			if row.extra == nil {
-				l.keepsPace(t, p)
-			} else {
-				l.keepsPaceBut(t, p, row.extra(p))
-			}
-			f.accounts(reports)
+			row.plays(t, row.plan, func(*fleet) {})
 		})
 	}
+}
+
+// The same holds while the workers share a cap, which has them wait for seats, and are held when the fault comes.
+func TestFaultsWithAHoldAndACapAreNoLicence(t *testing.T) {
+	t.Parallel()
+	for _, row := range faults {
+		t.Run(row.name, func(t *testing.T) {
+			if row.name != "FLUSHALL" {
+				atLength(t)
+			}
+			t.Parallel()
+			p := row.plan
+			p.Cap, p.Shortest, p.Longest = 8, 5*time.Millisecond, 25*time.Millisecond
+			began := time.Now()
+			l := row.plays(t, p, func(f *fleet) { f.workers[3].does(order{Do: meet429, For: 1}) })
+			c := model.SharedCap{Cap: p.Cap, Lease: shared.SeatLease}
+			u := c.Judge(l.seats(began), 0, time.Since(began))
+			t.Logf("%v", u)
+			require.NoError(t, c.Check(u))
+		})
+	}
+}
+
+// plays lets the fault come to four workers with a plan, judges what they have written, and returns it.
+func (row fault) plays(t *testing.T, p plan, before func(f *fleet)) log {
+	p.Key, p.Rate, p.Slack, p.Waiters = "key", cmp.Or(p.Rate, 1000), cmp.Or(p.Slack, d), cmp.Or(p.Waiters, 16)
+	breaks := row.start(t, &p)
+	f := startFleet(t, four(p))
+	before(f)
+	breaks(f)
+	at := time.Now()
+	time.Sleep(500 * time.Millisecond)
+	f.leaves(at)
+	reports, l := f.ends()
+	if row.extra == nil {
+		l.keepsPace(t, p)
+	} else {
+		l.keepsPaceBut(t, p, row.extra(p))
+	}
+	f.accounts(reports)
+	return l
 }
 
 // onRedis starts a server for a fault.
@@ -193,7 +220,7 @@ func aProcessShutsDown(f *fleet, _ *servers.Redis) {
 	f.accounts([]report{end})
 	f.workers[0].kill()
 	f.finally = append(f.finally, func(_ []report, l log) {
-		for _, e := range l.of(0) {
+		for _, e := range l.of(0).where(func(e entry) bool { return e.outcome == departed || e.outcome == refused || e.outcome == unavailable }) {
 			require.True(f.t, e.outcome == departed && !e.at.After(down) || e.outcome == refused && e.waited == 0, "all in line have left: %+v", e)
 		}
 	})
@@ -322,18 +349,21 @@ func failOver(lags bool) starter {
 		proxy := servers.StartProxy(t, first.Addr)
 		p.Addr = proxy.Addr
 		return func(f *fleet) {
+			keys := "1"
+			if p.Cap > 0 {
+				keys = "2" // The seats have one of their own.
+			}
 			if lags {
 				first.MustDo("CONFIG", "SET", "repl-diskless-sync-delay", "0")
 				host, port, err := net.SplitHostPort(first.Addr)
 				require.NoError(t, err)
 				second.MustDo("REPLICAOF", host, port)
-				realtime.Until(t, func() bool { return second.MustDo("DBSIZE") == "1" }, "the replica has the level")
+				realtime.Until(t, func() bool { return second.MustDo("DBSIZE") == keys }, "the replica has the level")
 				second.MustDo("REPLICAOF", "NO", "ONE")
-				require.Len(t, second.MustDo("KEYS", "*"), 1)
 				time.Sleep(100 * time.Millisecond)
 			}
 			proxy.FailOver(second.Addr)
-			f.finally = append(f.finally, func([]report, log) { require.Equal(t, "1", second.MustDo("DBSIZE"), "the other server has answered") })
+			f.finally = append(f.finally, func([]report, log) { require.Equal(t, keys, second.MustDo("DBSIZE"), "the other server has answered") })
 		}
 	}
 }
@@ -396,21 +426,27 @@ func onConnection(t *testing.T, db *servers.Postgres, do func(conn *pgx.Conn) er
 	require.NoError(t, do(conn))
 }
 
-// An outcome is how a request ended.
+// An outcome is how a request ended, or what else a worker has written down.
 type outcome byte
 
 const (
 	departed    outcome = 'D'
 	unavailable outcome = 'U' // refused with ErrUnavailable
 	refused     outcome = 'R' // refused for another reason
+
+	// With a cap, and not how a request ended:
+	came   outcome = 'W' // a request has come
+	gaveUp outcome = 'G' // one has got no seat
+	ended  outcome = 'E' // a call has ended, which has taken so long
+	seated outcome = 'S' // the worker has leased seats, by a call that has taken so long
 )
 
 // An entry is the end of one request.
 type entry struct {
 	worker  int
 	outcome outcome
-	at      time.Time     // when it left or was refused
-	waited  time.Duration // since it came
+	at      time.Time     // when it left, was refused, or ended
+	waited  time.Duration // since it came, or what the outcome says
 }
 
 // came returns when the request came.

@@ -23,6 +23,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
@@ -41,6 +42,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/shared"
@@ -57,6 +59,7 @@ type fleet struct {
 	t       *testing.T
 	workers []*member
 	finally []func(reports []report, l log) // what else to judge when it has ended
+	marks   []model.SeatEvent               // what has happened to workers, with the time since 1970
 }
 
 // A member is a worker as its test sees it.
@@ -275,6 +278,10 @@ type plan struct {
 
 	Waiters int    // goroutines that wait again and again
 	Log     string // the file that the worker writes
+
+	Cap               int           // of all workers; 0: none
+	Shortest, Longest time.Duration // for how long calls are under way, if there is a cap
+	Part              float64       // calls also come at random, so that on average they take this part of all seats
 }
 
 // held returns L, the most cost units that one worker may have leased: two batches. A batch
@@ -304,6 +311,8 @@ type order struct {
 
 const (
 	quiet    = "quiet"    // let no more requests come
+	goes     = "goes"     // let all in line give up, and no more requests come
+	comes    = "comes"    // let them come again
 	tell     = "tell"     // nothing but the answer
 	setRate  = "setRate"  // change the rate of all
 	meet429  = "meet429"  // send a request that is answered with 429 and Retry-After
@@ -327,6 +336,9 @@ type worker struct {
 	wall   int64     // the reading of the machine's clock then, in nanoseconds since 1970
 
 	quiet    atomic.Bool
+	line     context.Context // of the requests that wait; nil: none come. Guarded by mu
+	leaves   context.CancelFunc
+	mu       sync.Mutex
 	arrivals sync.WaitGroup
 	other    atomic.Pointer[string]
 }
@@ -347,19 +359,27 @@ func work(text string) {
 	if err != nil {
 		panic(err)
 	}
+	if w.plan.Cap > 0 {
+		bucket = noted{bucket, w}
+	}
 	w.shaper, err = shaper.New(w.plan.limits(), shaper.WithTrace(w.trace()), shaper.WithBucket(bucket, w.plan.Key, shared.Options{
 		ColdGuard: w.plan.Guard,
+		InFlight:  w.plan.Cap,
 		Patience:  time.Minute, // longer than any outage here, also on a busy machine
 	}))
 	if err != nil {
 		panic(err)
 	}
+	w.comes()
 	for range w.plan.Waiters {
 		w.arrivals.Go(func() {
 			for !w.quiet.Load() {
 				w.request()
 			}
 		})
+	}
+	if w.plan.Part > 0 {
+		w.arrivals.Go(w.requestsAtRandom)
 	}
 	answers := json.NewEncoder(os.Stdout)
 	orders := bufio.NewScanner(os.Stdin)
@@ -388,17 +408,25 @@ func sameInstant() (time.Time, int64) {
 	return epoch, attempts[len(attempts)/2]
 }
 
+// write writes an entry down, with an instant and how long something has taken until then.
+func (w *worker) write(o outcome, at time.Time, took time.Duration) {
+	// One write for each: a worker that is killed has written all that has left.
+	line := fmt.Appendf(nil, "%c %d %d\n", o, w.wall+int64(at.Sub(w.epoch)), int64(took))
+	if _, err := w.log.Write(line); err != nil {
+		panic(err)
+	}
+}
+
 // trace returns hooks that write each request down when it ends.
 func (w *worker) trace() *shaper.Trace {
-	write := func(o outcome, e shaper.Event) {
-		// One write for each: a worker that is killed has written all that has left.
-		line := fmt.Appendf(nil, "%c %d %d\n", o, w.wall+int64(e.At.Sub(w.epoch)), int64(e.Waited))
-		if _, err := w.log.Write(line); err != nil {
-			panic(err)
-		}
-	}
+	write := func(o outcome, e shaper.Event) { w.write(o, e.At, e.Waited) }
 	return &shaper.Trace{
-		Departed: func(_ context.Context, e shaper.Event) { write(departed, e) },
+		Departed: func(ctx context.Context, e shaper.Event) {
+			if left, ok := ctx.Value(leftKey{}).(*time.Time); ok {
+				*left = e.At
+			}
+			write(departed, e)
+		},
 		Refused: func(_ context.Context, e shaper.Event) {
 			if errors.Is(e.Err, shaper.ErrUnavailable) {
 				write(unavailable, e)
@@ -428,6 +456,13 @@ func (w *worker) obey(o order) error {
 	case quiet:
 		w.quiet.Store(true)
 		w.arrivals.Wait()
+	case goes:
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.leaves()
+		w.line = nil
+	case comes:
+		w.comes()
 	case setRate:
 		l := w.plan.limits()
 		l.Rate = rate.Limit(o.Rate)
@@ -438,8 +473,15 @@ func (w *worker) obey(o order) error {
 		if err != nil {
 			return err
 		}
-		_, err = transport.RoundTrip(r)
-		return err
+		var left time.Time
+		w.write(came, time.Now(), 0)
+		answer, err := transport.RoundTrip(r.WithContext(context.WithValue(r.Context(), leftKey{}, &left)))
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		w.write(ended, now, now.Sub(left))
+		return answer.Body.Close()
 	case shutdown:
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -458,12 +500,45 @@ func (b busy) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {strconv.Itoa(int(b))}}, Body: http.NoBody}, nil
 }
 
-// request sends one request through the shaper, and if it is refused waits for a while.
+// comes lets requests come.
+func (w *worker) comes() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.line, w.leaves = context.WithCancel(context.Background())
+}
+
+// leftKey is the key of a context for where to write down when a request has left.
+type leftKey struct{}
+
+// request sends one request through the shaper, and if it is refused waits for a while. With a cap a call follows.
 func (w *worker) request() {
-	err := w.shaper.Wait(context.Background())
+	w.mu.Lock()
+	ctx := w.line
+	w.mu.Unlock()
+	if ctx == nil {
+		time.Sleep(20 * time.Millisecond)
+		return
+	}
+	var err error
+	if w.plan.Cap == 0 {
+		err = w.shaper.Wait(ctx)
+	} else {
+		var left time.Time
+		var release func()
+		w.write(came, time.Now(), 0)
+		release, err = w.shaper.Acquire(context.WithValue(ctx, leftKey{}, &left), 1)
+		if err == nil {
+			time.Sleep(w.plan.Shortest + rand.N(w.plan.Longest-w.plan.Shortest+1))
+			now := time.Now()
+			w.write(ended, now, now.Sub(left))
+		} else {
+			w.write(gaveUp, time.Now(), 0)
+		}
+		release()
+	}
 	refusal, isRefusal := errors.AsType[*shaper.RejectError](err)
 	switch {
-	case err == nil:
+	case err == nil, ctx.Err() != nil:
 	case errors.Is(err, shaper.ErrClosed):
 		w.quiet.Store(true)
 	case isRefusal && refusal.RetryAfter > 0:
@@ -473,6 +548,31 @@ func (w *worker) request() {
 		w.other.CompareAndSwap(nil, &text)
 		w.quiet.Store(true)
 	}
+}
+
+// requestsAtRandom lets requests come one by one, so that on average their calls take a part of all seats.
+func (w *worker) requestsAtRandom() {
+	mean := float64(w.plan.Shortest+w.plan.Longest) / 2 / (w.plan.Part * float64(w.plan.Cap))
+	for !w.quiet.Load() {
+		time.Sleep(time.Duration(rand.ExpFloat64() * mean))
+		w.arrivals.Go(w.request)
+	}
+}
+
+// noted is a Bucket with seats whose answers are written down.
+type noted struct {
+	shared.Bucket
+	w *worker
+}
+
+func (n noted) Seats(ctx context.Context, q shared.Seating) (shared.Seated, error) {
+	asked := time.Now()
+	told, err := n.Bucket.(shared.Seater).Seats(ctx, q)
+	if err == nil {
+		now := time.Now()
+		n.w.write(seated, now, now.Sub(asked))
+	}
+	return told, err
 }
 
 // fleets is how many tests run at once. Most of a test's time is waiting, but fleets of four
