@@ -600,7 +600,7 @@ func TestAnOutageEndsTheSeatsAndBeginsTheFallback(t *testing.T) {
 				}
 			}
 			f.at(46 * time.Second)
-			require.Equal(t, 5, a.inFlight(), "%+v", c)
+			require.Equal(t, 5, a.Stats().Bucket.Seats, "%+v", c)
 		}, shared.Options{Fallback: c.fallback, Patience: -1})
 	}
 }
