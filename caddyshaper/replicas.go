@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -61,13 +60,8 @@ func (k *fleetKey) resolve(s *Shape, store string, repl *caddy.Replacer) (err er
 
 // CheckAdvertise returns the mistake in a host and port at which other replicas are to reach this one.
 func CheckAdvertise(address string) error {
-	host, text, err := net.SplitHostPort(address)
-	port, _ := strconv.ParseUint(text, 10, 16)
-	switch {
-	case err != nil || port == 0 || host == "" || strings.ContainsAny(host, " \t\n/@?#"):
-		return fmt.Errorf("advertise: %q, must be a host and a port, such as 10.0.0.5:8080 or [fd00::5]:8080", address)
-	case net.ParseIP(host).IsUnspecified():
-		return fmt.Errorf("advertise: %q is no address that the other replicas could call; give one of this machine, such as 10.0.0.5:%s", address, text)
+	if err := replicas.CheckAdvertise(address); err != nil {
+		return fmt.Errorf("advertise: %w", err)
 	}
 	return nil
 }

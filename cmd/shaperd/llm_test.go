@@ -73,6 +73,7 @@ func TestMistakesInFlagsOfTheGatewayAreNamed(t *testing.T) {
 		`no other machine reaches --listen 127.0.0.1:8080; say --listen :8080`: {"--store", "redis://h"},
 		`or --advertise localhost:8080, if all replicas are on this one`:       {"--store", "redis://h", "--listen", "localhost:8080"},
 		`--advertise: "h", must be a host and a port`:                          {"--store", "redis://h", "--advertise", "h"},
+		`--advertise: "h:99999", must be a host and a port`:                    {"--store", "redis://h", "--advertise", "h:99999"},
 		`--advertise: "0.0.0.0:1" is no address that the other replicas`:       {"--store", "redis://h", "--advertise", "0.0.0.0:1"},
 		`--name: "/x", must not begin with /, @ or *`:                          {"--name", "/x"},
 		`--state: "/proc/levels.json": open /proc/`:                            {"--state", "/proc/levels.json"},

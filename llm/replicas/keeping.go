@@ -50,6 +50,7 @@ type standing struct {
 	asked    time.Time // when that was asked
 	clock    int64     // of the store, in that answer
 	astray   error     // why calls can't be passed to the keeper
+	strayed  int       // seq when that began; math.MaxInt: the log has it
 }
 
 // A told is what the replica that has the line tells the others, as a [shared.Keeping].Value.

@@ -12,6 +12,7 @@ import (
 	"io"
 	"log"
 	"maps"
+	"math"
 	"net/http"
 	"net/http/httputil"
 	"strings"
@@ -441,12 +442,12 @@ func (r *Replica) pass(w *way, req *http.Request, to told, id string) (isOver bo
 				if by != to.ID {
 					err = fmt.Errorf("its address leads to another replica, and each must advertise one of its own (to this replica itself: %v)", by == r.id)
 				}
-				r.cameBack(to, err)
+				r.cameBack(to, err, true)
 				return errMoved
 			}
 			if by := response.Header.Get(byField); by != to.ID && w.hasStrayed() {
 				err := fmt.Errorf("its address leads to no replica, but to a server that answers with status %d", response.StatusCode)
-				r.cameBack(to, err)
+				r.cameBack(to, err, true)
 				return err
 			}
 			response.Header.Del(byField)        // It would be in the response of an upgrade, which is not written through the way.
@@ -476,7 +477,7 @@ func (r *Replica) pass(w *way, req *http.Request, to told, id string) (isOver bo
 		return false
 	case at == inLine:
 		if _, isBroken := w.body.readable(); !isBroken {
-			r.cameBack(to, failed)
+			r.cameBack(to, failed, false)
 		}
 		return false
 	}
@@ -531,15 +532,20 @@ func (t *timeouts) writes() {
 	}
 }
 
-// cameBack notes that a call has come back from a replica that does not have the line, or that it can't be passed there.
-func (r *Replica) cameBack(from told, err error) {
+// cameBack notes that a call has come back from a replica that does not have the line, or why it can't be passed there. Unless that is
+// plain, the replica may be ending, and the log has it only if it goes on when the store has been asked once more.
+func (r *Replica) cameBack(from told, why error, isPlain bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err != nil {
-		if r.astray == nil {
-			r.config.Log.Warn("calls can't be passed to the replica that has the line", "address", from.Address, "error", err)
+	if why != nil {
+		switch {
+		case r.astray == nil && !isPlain:
+			r.strayed = r.seq
+		case r.astray == nil || r.seq > r.strayed:
+			r.strayed = math.MaxInt
+			r.config.Log.Warn("calls can't be passed to the replica that has the line", "address", from.Address, "error", why)
 		}
-		r.astray = fmt.Errorf("replicas: calls can't be passed to %q, which has the line: %w", from.Address, err)
+		r.astray = fmt.Errorf("replicas: calls can't be passed to %q, which has the line: %w", from.Address, why)
 	}
 	if r.err != nil && r.keeper.ID == from.ID { // Whether it still has the line can't be asked.
 		r.keeper = told{}

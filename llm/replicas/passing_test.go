@@ -410,8 +410,11 @@ func TestABodyThatDoesNotCome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, options{nodes: 2, quota: thousand, burst: burst})
 		k := f.keeper()
+		other := f.others(k)[0]
 		time.Sleep(burst)
-		for _, n := range []*node{k, f.others(k)[0]} {
+		other.store.isCut.Store(true)
+		time.Sleep(5 * time.Second)
+		for _, n := range []*node{k, other} {
 			handler := n.Wrap(n.models.Wrap(http.HandlerFunc(n.provider)))
 			w := httptest.NewRecorder()
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/chat/completions", strings.NewReader(strings.Repeat("x", 1000)))
@@ -420,6 +423,7 @@ func TestABodyThatDoesNotCome(t *testing.T) {
 			handler.ServeHTTP(w, r)
 			require.Equal(t, http.StatusRequestEntityTooLarge, w.Code)
 		}
+		require.Equal(t, addressOf(k.number), other.State().Keeper, "it is not forgotten for that, although the store can't be asked")
 		require.Empty(t, f.got())
 	})
 }

@@ -28,7 +28,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -98,19 +100,15 @@ type Replica struct {
 
 // New returns a Replica that begins to ask the store, or an error that names a wrong setting.
 func New(c Config) (*Replica, error) {
-	host, port, err := net.SplitHostPort(c.Advertise)
-	_, badPort := strconv.ParseUint(port, 10, 16)
-	switch {
+	switch err := CheckAdvertise(c.Advertise); {
 	case c.Keeper == nil:
 		return nil, errors.New("replicas: Config.Keeper is nil")
 	case c.Key == "":
 		return nil, errors.New("replicas: Config.Key is empty")
 	case c.Line == nil:
 		return nil, errors.New("replicas: Config.Line is nil")
-	case err != nil || badPort != nil || host == "" || port == "0":
-		return nil, fmt.Errorf("replicas: Config.Advertise is %q, must be the host:port at which the other replicas reach this one, such as 10.1.2.3:8080", c.Advertise)
-	case net.ParseIP(host).IsUnspecified():
-		return nil, fmt.Errorf("replicas: Config.Advertise is %q, which is no address at which others reach this replica", c.Advertise)
+	case err != nil:
+		return nil, fmt.Errorf("replicas: Config.Advertise: %w", err)
 	case c.Fallback < 0:
 		return nil, fmt.Errorf("replicas: Config.Fallback is %d, must not be negative", c.Fallback)
 	case c.Bodies < 0:
@@ -145,6 +143,20 @@ func New(c Config) (*Replica, error) {
 	r.expiry = time.AfterFunc(time.Hour, r.expire)
 	go r.run(ctx)
 	return r, nil
+}
+
+// CheckAdvertise returns the mistake in a host and port at which other replicas are to reach this one.
+func CheckAdvertise(address string) error {
+	host, text, err := net.SplitHostPort(address)
+	port, badPort := strconv.ParseUint(text, 10, 16)
+	ip, notIP := netip.ParseAddr(host)
+	switch {
+	case err != nil || badPort != nil || port == 0 || host == "" || notIP != nil && strings.ContainsAny(host, " \t\n\"#%/:<>?@[\\]^`{|}"):
+		return fmt.Errorf("%q, must be a host and a port, such as 10.0.0.5:8080 or [fd00::5]:8080", address)
+	case ip.Unmap().WithZone("").IsUnspecified():
+		return fmt.Errorf("%q is no address that the other replicas could call; give one of this machine, such as 10.0.0.5:%d", address, port)
+	}
+	return nil
 }
 
 // newTransport returns a Transport to other replicas. Each call in line has a connection of its own.

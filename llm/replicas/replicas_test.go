@@ -3,7 +3,9 @@ package replicas_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -349,6 +351,29 @@ func TestFallback(t *testing.T) {
 	})
 }
 
+// What was handed on before an outage is all of it, unless others may have had parts of the quota meanwhile.
+func TestALineThatWasHandedOnBeforeAnOutage(t *testing.T) {
+	for fallback, isFull := range map[int]bool{0: false, 2: true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, options{nodes: 2, quota: thousand, burst: burst, config: func(c *replicas.Config) { c.Fallback = fallback }})
+			k := f.keeper()
+			other := f.others(k)[0]
+			other.store.isCut.Store(true)
+			require.NoError(t, k.Shutdown(t.Context()))
+			k.kill()
+			r := f.call(other.number, "a", "finds that the keeper has gone")
+			time.Sleep(10 * time.Second)
+			require.Equal(t, fallback > 0, other.State().Apart)
+			other.store.isCut.Store(false)
+			f.keeper()
+			last := other.begins[len(other.begins)-1]
+			require.True(t, last.handed)
+			require.Equal(t, isFull, last.full)
+			require.Equal(t, 200, (<-r).status)
+		})
+	}
+}
+
 // Whoever has the line goes on when the store has lost its state. If it is dead besides, the next waits for as long as its lease may
 // last.
 func TestTheStoreLosesItsState(t *testing.T) {
@@ -530,7 +555,13 @@ func TestAnAddressThatLeadsElsewhere(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				var warnings atomic.Int64
 				f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst, config: func(c *replicas.Config) {
+					c.Log = slog.New(slog.NewTextHandler(writerFunc(func(line []byte) {
+						if strings.Contains(string(line), "calls can't be passed to the replica that has the line") {
+							warnings.Add(1)
+						}
+					}), nil))
 					c.Advertise = tt.leads
 					c.Wait = func() time.Duration { return 5 * time.Second }
 				}})
@@ -567,11 +598,19 @@ func TestAnAddressThatLeadsElsewhere(t *testing.T) {
 					require.ErrorContains(t, n.State().Err, tt.want)
 					require.LessOrEqual(t, n.State().Passed, uint64(25))
 				}
+				require.Equal(t, int64(2), warnings.Load(), "each tells it once")
 				require.LessOrEqual(t, strange.Load(), int64(2), "once for each call")
 				f.once()
 			})
 		})
 	}
+}
+
+type writerFunc func(line []byte)
+
+func (w writerFunc) Write(line []byte) (int, error) {
+	w(line)
+	return len(line), nil
 }
 
 // A Shutdown says that the line could not be handed on.
@@ -591,18 +630,23 @@ func TestShutdownWhileTheStoreIsAway(t *testing.T) {
 
 func TestWrongSettings(t *testing.T) {
 	for want, change := range map[string]func(*replicas.Config){
-		"Config.Keeper is nil":                       func(c *replicas.Config) { c.Keeper = nil },
-		"Config.Key is empty":                        func(c *replicas.Config) { c.Key = "" },
-		"Config.Line is nil":                         func(c *replicas.Config) { c.Line = nil },
-		`Config.Advertise is "", must be`:            func(c *replicas.Config) { c.Advertise = "" },
-		`Config.Advertise is "host", must be`:        func(c *replicas.Config) { c.Advertise = "host" },
-		`Config.Advertise is ":80", must be`:         func(c *replicas.Config) { c.Advertise = ":80" },
-		`Config.Advertise is "host:0", must be`:      func(c *replicas.Config) { c.Advertise = "host:0" },
-		`Config.Advertise is "host:x", must be`:      func(c *replicas.Config) { c.Advertise = "host:x" },
-		`Config.Advertise is "0.0.0.0:80", which is`: func(c *replicas.Config) { c.Advertise = "0.0.0.0:80" },
-		`Config.Advertise is "[::]:80", which is`:    func(c *replicas.Config) { c.Advertise = "[::]:80" },
-		"Config.Fallback is -1, must not":            func(c *replicas.Config) { c.Fallback = -1 },
-		"Config.Bodies is -1, must not":              func(c *replicas.Config) { c.Bodies = -1 },
+		"Config.Keeper is nil":                                  func(c *replicas.Config) { c.Keeper = nil },
+		"Config.Key is empty":                                   func(c *replicas.Config) { c.Key = "" },
+		"Config.Line is nil":                                    func(c *replicas.Config) { c.Line = nil },
+		`Config.Advertise: "", must be a host and a port`:       func(c *replicas.Config) { c.Advertise = "" },
+		`Config.Advertise: "host", must be a host and a port`:   func(c *replicas.Config) { c.Advertise = "host" },
+		`Config.Advertise: ":80", must be a host and a port`:    func(c *replicas.Config) { c.Advertise = ":80" },
+		`Config.Advertise: "host:0", must be a host and a port`: func(c *replicas.Config) { c.Advertise = "host:0" },
+		`Config.Advertise: "host:x", must be a host and a port`: func(c *replicas.Config) { c.Advertise = "host:x" },
+		`Config.Advertise: "0.0.0.0:80" is no address`:          func(c *replicas.Config) { c.Advertise = "0.0.0.0:80" },
+		`Config.Advertise: "[::]:80" is no address`:             func(c *replicas.Config) { c.Advertise = "[::]:80" },
+		`Config.Advertise: "host:65536", must be`:               func(c *replicas.Config) { c.Advertise = "host:65536" },
+		`Config.Advertise: "a host:80", must be`:                func(c *replicas.Config) { c.Advertise = "a host:80" },
+		`Config.Advertise: "{host}:80", must be`:                func(c *replicas.Config) { c.Advertise = "{host}:80" },
+		`Config.Advertise: "a@host:80", must be`:                func(c *replicas.Config) { c.Advertise = "a@host:80" },
+		`Config.Advertise: "[::%eth0]:80" is no address`:        func(c *replicas.Config) { c.Advertise = "[::%eth0]:80" },
+		"Config.Fallback is -1, must not":                       func(c *replicas.Config) { c.Fallback = -1 },
+		"Config.Bodies is -1, must not":                         func(c *replicas.Config) { c.Bodies = -1 },
 	} {
 		c := replicas.Config{Keeper: buckettest.NewMemory(), Key: "k", Advertise: "[::1]:80", Line: &node{}}
 		change(&c)
