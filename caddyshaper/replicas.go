@@ -421,6 +421,9 @@ func (f fleetLine) Part(n int) (err error) {
 	if f.part.Swap(int64(n)) == int64(n) {
 		return nil
 	}
+	if n > 1 {
+		err = f.models().Empty() // Begin makes them full, by the burst of the part.
+	}
 	for _, l := range f.latest.Load().all {
 		err = errors.Join(err, l.retime())
 	}

@@ -189,7 +189,11 @@ func (p parted) Part(n int) error {
 		meters[i].Rate /= rate.Limit(n)
 		meters[i].Burst /= n
 	}
-	return errors.Join(p.line.SetLimits(l), p.line.SetMeters(meters...))
+	var err error
+	if n > 1 {
+		err = p.Empty()
+	}
+	return errors.Join(err, p.line.SetLimits(l), p.line.SetMeters(meters...))
 }
 
 // callField has the name of a call, which no other has. It begins with the name of the team.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"slices"
 	"strconv"
 	"time"
 
@@ -128,6 +129,27 @@ func (m Models) Begin(handed []byte, age time.Duration, full bool) error {
 	for _, model := range m {
 		s, ok := by[model.Pattern]
 		if err := model.Gateway.begin(s, age, full || handed != nil && !ok); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Empty sets all levels to 0, and leaves limits and holds as they are. It is for lines in which no call is, before they get a part
+// of their quota: a full level keeps its units, and would be above the burst of the part for long.
+func (m Models) Empty() error {
+	for _, model := range m {
+		line := model.Gateway.config.Line()
+		limits, meters := line.Limits(), []shaper.Meter{}
+		for _, l := range line.Meters() {
+			meters = append(meters, l.Meter)
+		}
+		endless, all := limits, slices.Clone(meters) // At an endless rate the level is 0.
+		endless.Rate = math.MaxFloat64 // That is rate.Inf of x/time.
+		for i := range all {
+			all[i].Rate = endless.Rate
+		}
+		if err := errors.Join(line.SetLimits(endless), line.SetMeters(all...), line.SetMeters(meters...), line.SetLimits(limits)); err != nil {
 			return err
 		}
 	}

@@ -84,6 +84,25 @@ func TestALineGoesOnInAnotherProcess(t *testing.T) {
 	}
 }
 
+// A line whose levels are empty is as it was, but for them.
+func TestEmptyLevels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(metered{t, 30 * time.Second}, "anthropic", llm.Quota{Requests: 6000, Input: 600_000, Output: 60_000}, http.NotFoundHandler(), nil)
+		g.line.AtMostEach(2700, 150_000, 6000)
+		g.line.Hold(20 * time.Second)
+		limits, meters := g.line.Limits(), g.line.Meters()
+		require.NoError(t, gateway.Models{{Gateway: g.Gateway}}.Empty())
+		require.Equal(t, limits, g.line.Limits())
+		require.Zero(t, g.line.Stats().Level)
+		require.Equal(t, 20*time.Second, time.Until(g.line.Stats().HeldUntil))
+		for i, m := range g.line.Meters() {
+			require.Positive(t, meters[i].Level)
+			require.Zero(t, m.Level)
+			require.Equal(t, meters[i].Meter, m.Meter)
+		}
+	})
+}
+
 // What does not fit leaves full levels, and what is damaged is an error.
 func TestALineThatDoesNotFit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
