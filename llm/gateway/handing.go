@@ -145,7 +145,7 @@ func (m Models) Empty() error {
 			meters = append(meters, l.Meter)
 		}
 		endless, all := limits, slices.Clone(meters) // At an endless rate the level is 0.
-		endless.Rate = math.MaxFloat64 // That is rate.Inf of x/time.
+		endless.Rate = math.MaxFloat64               // That is rate.Inf of x/time.
 		for i := range all {
 			all[i].Rate = endless.Rate
 		}
