@@ -60,7 +60,7 @@ func (s *sharedLevels) forget(f *flow) {
 func (s *sharedLevels) updateLinesLocked(b *lease.Breaker, now int64) {
 	d := s.d
 	for _, ln := range d.due {
-		if sf := s.flows[ln.flow]; sf != nil && !sf.Off && sf.breaker == b {
+		if sf := s.flows[ln.flow]; sf != nil && !sf.aloneLocked() && sf.breaker == b {
 			ln.slot = ln.flow.nextInLine()
 			sf.moved(now)
 		}
@@ -83,8 +83,8 @@ func (s *sharedLevels) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for f, sf := range s.flows {
-		sf.DropAll()                               // Units that could not be given back are lost.
-		if d.host != nil && sf.meter.asking == 0 { // Its flow is gone.
+		sf.DropAll()                                                      // Units that could not be given back are lost.
+		if d.host != nil && sf.meter.asking == 0 && f.seatsTaken() == 0 { // Its flow is gone.
 			s.drop(f)
 		}
 	}
@@ -99,6 +99,9 @@ func (sf *sharedFlow) busy(now int64) bool {
 // usesOwnLevelLocked reports whether requests leave by the flow's own bucket, and use no units: in a
 // fallback, and at rate.Inf.
 func (sf *sharedFlow) usesOwnLevelLocked() bool { return sf.Off || sf.fallback && sf.Leased() == 0 }
+
+// aloneLocked reports whether neither the rate nor a cap is shared, so that it does not matter whether the backend can be asked.
+func (sf *sharedFlow) aloneLocked() bool { return sf.Off && !sf.all.grantSeats() }
 
 // mayLeave returns when the head may use the units that are leased.
 func (sf *sharedFlow) mayLeave(head *waiter) int64 {
@@ -115,13 +118,6 @@ func (sf *sharedFlow) unitsDueLocked(n int64) int64 {
 		return exact.Forever
 	}
 	return sf.SlotFor(n)
-}
-
-// passed uses units for a request that has left as it came.
-func (sf *sharedFlow) passed(cost int64) {
-	sf.Use(cost)
-	sf.NoteUse()
-	sf.seating.kickLocked(sf.d.clock)
 }
 
 // leave lets the head of the line leave now, if units for it are still leased.
@@ -280,7 +276,9 @@ func (sf *sharedFlow) probeLocked(now int64) {
 func (sf *sharedFlow) checkFallbackLocked(now int64) {
 	defer sf.seating.grantLocked(now)
 	switch n := int64(sf.all.fallback); {
-	case sf.breaker.Open == sf.fallback || n == 0 || sf.Off:
+	case sf.breaker.Open == sf.fallback || n == 0 || sf.aloneLocked():
+	case sf.Off: // The cap alone is shared.
+		sf.fallback = sf.breaker.Open
 	case sf.breaker.Open:
 		sf.fallback = true
 		p := *sf.inForceLocked()
@@ -379,10 +377,14 @@ func (sf *sharedFlow) decide(now, n, deadline int64, kind entryKind) (answer lev
 	keptOut := f.keptOutUntil() > now
 	full := f.waiting() > 0 || f.seatsTaken() >= sf.seating.limitLocked()
 	switch {
-	case sf.Off && asks && !full && !f.hasSeat() && d.phase == open && deadline > now:
-		return sf.mustAskLocked(now), why // There may be a seat.
-	case sf.Off, d.phase == closed, d.phase == draining && kind != reentry:
+	case d.phase == closed, d.phase == draining && kind != reentry:
 		return judges, why // The order of the reasons to refuse is the same.
+	case sf.Off && kind != reentry && !f.hasSeat() && sf.isUnavailableLocked(now):
+		return refuses, sf.unavailableLocked(now)
+	case sf.Off && asks && !full && !f.hasSeat() && deadline > now:
+		return sf.mustAskLocked(now), why // There may be a seat.
+	case sf.Off:
+		return judges, why
 	case kind != reentry && sf.tooCostlyLocked(n):
 		return refuses, rejection{reason: refusedCostly}
 	case kind != reentry && deadline > now && !keptOut && f.waiting() == 0 && f.hasSeat() &&
@@ -444,7 +446,7 @@ func (sf *sharedFlow) tooCostlyLocked(n int64) bool {
 // isUnavailableLocked reports whether newcomers are refused because the [shared.Bucket] can't be asked.
 // When it is time to ask it again, one request may try.
 func (sf *sharedFlow) isUnavailableLocked(now int64) bool {
-	if sf.Off || !sf.breaker.Open || sf.fallback {
+	if sf.aloneLocked() || !sf.breaker.Open || sf.fallback {
 		return false
 	}
 	_, ok := sf.breaker.MayAsk(now)
@@ -467,7 +469,7 @@ func (sf *sharedFlow) waitedTooLong(at int64) rejection { return sf.unavailableL
 // no outage, or the request waits through it.
 func (sf *sharedFlow) patienceEndsLocked(w *waiter) int64 {
 	s := sf.all
-	if sf.Off || !sf.breaker.Open || s.fallback != shared.FallbackClosed || s.patience == 0 {
+	if sf.aloneLocked() || !sf.breaker.Open || s.fallback != shared.FallbackClosed || s.patience == 0 {
 		return exact.Forever
 	}
 	return exact.Sum(max(w.at, sf.breaker.OpenedAt), int64(s.patience))

@@ -26,7 +26,7 @@ type meter struct {
 // ask asks the [shared.Bucket] whether a request may leave now.
 func (sf *sharedFlow) ask(r *request, note func(now int64, dec decision)) (dec decision) {
 	d, m := sf.d, &sf.meter
-	if sf.seating.on() {
+	if sf.all.grantSeats() {
 		if dec, has := sf.seating.reserve(r, note); !has {
 			return dec
 		}

@@ -257,6 +257,13 @@ func (s *seating) kickLocked(now int64) {
 	}
 }
 
+// passed uses units for a request that has left as it came.
+func (sf *sharedFlow) passed(cost int64) {
+	sf.Use(cost)
+	sf.NoteUse()
+	sf.seating.kickLocked(sf.d.clock)
+}
+
 // nextStepLocked returns the next step. It is asked again after each change of the line, of the seats or of the level.
 func (s *seating) nextStepLocked(now int64) (step step, until int64) {
 	sf := s.sf

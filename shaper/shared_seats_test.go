@@ -605,6 +605,62 @@ func TestAnOutageEndsTheSeatsAndBeginsTheFallback(t *testing.T) {
 	}
 }
 
+// A key at rate.Inf is limited by the cap alone, and an outage is one for it, too.
+func TestAnOutageIsOneForAKeyThatHasTheCapAlone(t *testing.T) {
+	for _, c := range []struct {
+		fallback shared.Fallback
+		most     int // in flight during the outage
+	}{
+		{shared.FallbackClosed, 0},
+		{shared.FallbackLocal(3), 3},
+		{shared.FallbackOpen, 9},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			link := &seatLink{Memory: buckettest.NewMemory(), start: time.Now(), cut: true}
+			link.SetSeats("k", shared.SeatState{Ready: 1})
+			g := sharedGroupOf(t, link, func(string) (shaper.Limits, error) { return shaper.Limits{Rate: rate.Inf, Depth: 20}, nil },
+				shared.Options{InFlight: 9, Fallback: c.fallback, Patience: 2 * time.Second})
+			k := g.Limiter("k")
+			call := func() error {
+				return k.Do(context.Background(), 1, func(context.Context) error { time.Sleep(20 * time.Second); return nil })
+			}
+			ended := make(chan error, 50)
+			come := func(n int) {
+				for range n {
+					go func() { ended <- call() }()
+				}
+			}
+			come(20)
+			time.Sleep(5 * time.Second)
+			st := k.Stats()
+			require.Equal(t, []int{c.most, c.most}, []int{st.InFlight, st.Bucket.Seats}, "%+v", c)
+			if c.fallback == shared.FallbackClosed {
+				require.Len(t, ended, 20, "their patience has ended")
+				come(20) // One may try, and the others are refused as they come.
+				synctest.Wait()
+				require.Len(t, ended, 39)
+				time.Sleep(3 * time.Second)
+				for range 40 {
+					require.Equal(t, shaper.ErrUnavailable, refusal(t, <-ended).Reason)
+				}
+			}
+			link.set(func(l *seatLink) { l.cut = false })
+			time.Sleep(3 * time.Second)
+			if c.fallback == shared.FallbackClosed {
+				come(1)
+				time.Sleep(10 * ms)
+				come(19)
+			}
+			time.Sleep(2 * time.Second)
+			st = k.Stats()
+			require.Equal(t, []int{9, 9}, []int{st.InFlight, st.Bucket.Seats}, "%+v", c)
+			require.Equal(t, shared.StateShared, st.Bucket.State)
+			time.Sleep(time.Minute)
+			require.Zero(t, k.Stats().InFlight)
+		})
+	}
+}
+
 // Calls of Seats and of Take have one circuit breaker: three that fail in a row begin an outage, and an answer ends it.
 func TestFailuresOfSeatsBeginAnOutage(t *testing.T) {
 	withSeats(t, 1, 2, quick, func(f *seatFleet) {
@@ -656,6 +712,23 @@ func TestCloseGivesSeatsBack(t *testing.T) {
 		b.come(2, time.Second)
 		f.at(4*time.Second + 10*ms)
 		require.Equal(t, 2, b.inFlight())
+	})
+}
+
+// A Group that has been closed gives back seats as its calls end, too, each once, and then nothing of it stays.
+func TestAClosedGroupGivesSeatsBackAsCallsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		link := &seatLink{Memory: buckettest.NewMemory(), start: time.Now()}
+		link.SetSeats("k", shared.SeatState{Ready: 1})
+		g := sharedGroupOf(t, link, func(string) (shaper.Limits, error) { return shaper.ParseLimits(quick) }, shared.Options{InFlight: 2})
+		one, other := must(g.Acquire(context.Background(), "k", 1)), must(g.Acquire(context.Background(), "k", 1))
+		require.NoError(t, g.Close())
+		for _, end := range []func(){one, one, other, one, other} {
+			time.Sleep(time.Second)
+			end()
+			synctest.Wait()
+		}
+		require.Equal(t, []string{"1s: keeps 1, wants 1: has 1 of 2", "3s: keeps 0, wants 0: has 0 of 2"}, link.told(ms))
 	})
 }
 
