@@ -99,7 +99,9 @@ func TestAQuotaChangesWhileCallsWaitAndOneIsUnderWay(t *testing.T) {
 func TestTheLevelsOfAQuotaStay(t *testing.T) {
 	s := serve(t, quotaShape("requests 60\n tokens 1000\n estimate asked", ""))
 	s.reload(quotaShape("requests 60\n tokens 100000000\n estimate asked", ""))
-	require.Equal(t, 200, s.send(http.MethodPost, "/", strings.NewReader(`{"max_tokens":50000000}`)).status)
+	a := s.send(http.MethodPost, "/", strings.NewReader(`{"max_tokens":50000000}`))
+	require.NoError(t, a.err)
+	require.Equal(t, 200, a.status)
 	levels := func() (requests, tokens float64) {
 		line := caddyshaper.FairLine("line")
 		return line.Stats().Level, line.Meters()[0].Level

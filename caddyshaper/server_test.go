@@ -155,7 +155,7 @@ func (s *site) send(method, path string, body io.Reader, header ...string) answe
 func do(client *http.Client, r *http.Request) answer {
 	resp, err := client.Do(r)
 	for range 5 {
-		if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
 			break
 		}
 		if r.GetBody != nil {

@@ -90,9 +90,10 @@ func shareCap(t *testing.T, seats int, load capLoad, seed uint64, timeline func(
 			t: t, start: time.Now(), load: load, ctx: ctx,
 		}
 		c.SetDelay(100*us, 100*us)
+		random := rand.New(rand.NewPCG(seed, 4))
 		for role := range 4 {
 			c.add(role, seed)
-			time.Sleep(time.Duration(c.all[role].random.Int64N(int64(time.Second)))) // They are not in step.
+			time.Sleep(time.Duration(random.Int64N(int64(time.Second)))) // They are not in step.
 		}
 		defer func() {
 			end()

@@ -52,27 +52,27 @@ func TestSharedCapByHand(t *testing.T) {
 		},
 		"three calls at once": {
 			"0s 0 leased 0s, 0s 1 leased 0s, 1s 0 begins, 1s 0 begins, 1s 1 begins, 2s 1 ends 1s",
-			model.SeatUse{Most: 3, Outlived: 2, Beyond: 1, Calls: 3, Each: []float64{0.9, 0.05}},
+			model.SeatUse{Most: 3, Outlived: 2, Beyond: 1, Calls: 3, Each: []float64{1.9, 0.05}},
 			"3 calls were under way by seats whose lease lasted, 2 are allowed",
 		},
 		"a call that outlives its lease, and a seat for another": {
 			"1s 0 leased 0s, 1s 0 begins, 1s 0 begins, 9s 1 leased 9s, 10s 1 begins, 12s 1 ends 10s, 15s 0 leased 15s, 16s 0 ends 1s, 16s 0 ends 1s",
-			model.SeatUse{Most: 2, Outlived: 2, Beyond: 1, Calls: 3, Each: []float64{0.9, 0.1}},
+			model.SeatUse{Most: 2, Outlived: 2, Beyond: 1, Calls: 3, Each: []float64{1.5, 0.1}},
 			"",
 		},
 		"a lease that is renewed lasts on": {
 			"0s 0 leased 0s, 0s 0 begins, 0s 0 begins, 6s 0 leased 5s, 15s 1 leased 15s, 15s 1 begins, 16s 0 ends 0s, 16s 0 ends 0s, 17s 1 ends 15s",
-			model.SeatUse{Most: 2, Outlived: 2, Beyond: 1, Calls: 3, Each: []float64{1.5, 0.1}},
+			model.SeatUse{Most: 2, Outlived: 2, Beyond: 1, Calls: 3, Each: []float64{1.6, 0.1}},
 			"",
 		},
 		"a lease that is counted from the answer": {
 			"0s 0 leased 0s, 2s 0 leased 1s, 11500ms 0 begins, 12s 0 ends 11500ms",
-			model.SeatUse{Outlived: 1, Unleased: 1, Calls: 1, Each: []float64{0}},
+			model.SeatUse{Outlived: 1, Unleased: 1, Calls: 1, Each: []float64{0.025}},
 			"1 calls began when their process had no lease",
 		},
 		"an answer that comes after its lease": {
 			"12s 0 leased 1s, 12s 0 begins, 13s 0 ends 12s",
-			model.SeatUse{Outlived: 1, Unleased: 1, Calls: 1, Each: []float64{0}},
+			model.SeatUse{Outlived: 1, Unleased: 1, Calls: 1, Each: []float64{0.05}},
 			"1 calls began when their process had no lease",
 		},
 		"a process that is stopped neither works nor waits": {
