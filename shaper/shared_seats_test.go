@@ -1183,3 +1183,35 @@ func TestNoFaultGivesASeatTwice(t *testing.T) {
 		}, shared.Options{Patience: -1})
 	}
 }
+
+// An endedSince is a context that has ended since an instant, and tells nobody but who asks.
+type endedSince struct {
+	context.Context
+	at time.Time
+}
+
+func (e endedSince) Err() error {
+	if time.Now().Before(e.at) {
+		return nil
+	}
+	return context.Canceled
+}
+
+// Whoever has gone by the time the Bucket answers for him leaves the seat to others, and nothing of his call stays.
+func TestASeatForACallerWhoHasGoneIsFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		link := &seatLink{Memory: buckettest.NewMemory(), start: time.Now()}
+		link.SetDelay(ms, ms)
+		link.SetSeats("k", shared.SeatState{Ready: 1})
+		g := sharedGroupOf(t, link, func(string) (shaper.Limits, error) { return shaper.ParseLimits("10000/s burst 10000") }, shared.Options{InFlight: 1})
+		_, err := g.Acquire(endedSince{context.Background(), time.Now().Add(ms)}, "k", 1)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, []string{"0s: keeps 0, wants 1: has 1 of 1"}, link.told(0))
+		require.Zero(t, g.Limiter("k").Stats().InFlight)
+		release, err := g.Acquire(context.Background(), "k", 1)
+		require.NoError(t, err, "the seat that it got")
+		release()
+		time.Sleep(time.Minute)
+		require.Zero(t, g.Stats().Keys, "its bucket is not in use any more")
+	})
+}

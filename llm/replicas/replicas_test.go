@@ -309,7 +309,7 @@ func TestTheStoreIsAway(t *testing.T) {
 func TestFallback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, options{nodes: 3, quota: thousand, burst: burst, config: func(c *replicas.Config) { c.Fallback = 3 }})
-		k := f.keeper()
+		f.keeper()
 		time.Sleep(time.Second)
 		f.away(true)
 		time.Sleep(5 * time.Second)
@@ -333,7 +333,7 @@ func TestFallback(t *testing.T) {
 		f.away(false)
 		back := time.Since(f.begun)
 		sent := len(f.got())
-		k = f.keeper()
+		k := f.keeper()
 		for _, r := range replies {
 			require.Equal(t, 200, (<-r).status)
 		}
